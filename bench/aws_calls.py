@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 from bench import sides
 from bench.offers_cache import in_processes
@@ -72,7 +73,7 @@ def measure() -> None:
     from dstackweb.backends.aws import client
     from standins.aws import Cloud
 
-    client.Aws = partial(client.Aws, sleep=wait)  # type: ignore[misc]
+    mock.patch.object(client, "Aws", partial(client.Aws, sleep=wait)).start()
     cloud = Cloud.start()
     os.environ |= cloud.env
     try:

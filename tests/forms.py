@@ -82,7 +82,7 @@ class Form:
     def _changed(self, name: str, group: list[Control], wanted: Any) -> list[str]:
         """The values of controls of one name after a person has changed them."""
         if not group or any(one.fixed for one in group):
-            raise LookupError(f"nobody can change {name!r} in this {self}")
+            raise LookupError(f"{name!r} cannot be changed in this {self}")
         kinds = {one.kind for one in group}
         if "hidden" in kinds and len(kinds) == 1:
             raise LookupError(f"{name!r} is hidden in this {self}")
@@ -299,8 +299,20 @@ def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form
     if isinstance(page, str):
         page = client.get(page)
         assert page.status_code == 200, f"{page.request['PATH_INFO']} answers {page.status_code}"
+    return _only(forms_of(client, page), to, having)
+
+
+def body_of(html: str, changes: dict[str, Any] | None = None) -> dict[str, list[str]]:
+    """Return the body of a form after these changes, for pages of a server that runs apart from the test."""
+    reader = _Reader(Client(), "")
+    reader.feed(html)
+    reader.close()
+    return _only(reader.forms, having=next(iter(changes or {}), "")).filled(changes or {})
+
+
+def _only(forms: list[Form], to: str = "", having: str = "") -> Form:
     fitting = []
-    for form in forms_of(client, page):
+    for form in forms:
         targets = [form.attrs.get("hx-post") or form.attrs.get("action") or form.page]
         targets += [one.attrs.get("hx-post") or one.attrs.get("formaction", "") for one in form.controls]
         is_posted = form.attrs.get("method", "").lower() == "post" or "hx-post" in form.attrs
@@ -313,6 +325,12 @@ def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form
         if not to and form.attrs.get("action") in ("/logout/", "/language/"):
             continue
         fitting.append(form)
+    # A list that is laid out twice, for wide and for narrow screens, has each form twice.
+    fitting = [
+        form
+        for form in fitting
+        if form is fitting[0] or form.values != fitting[0].values or form.attrs != fitting[0].attrs
+    ]
     if len(fitting) != 1:
         raise LookupError(f"{len(fitting)} forms to {to!r} having {having!r}: {'; '.join(map(str, fitting))}")
     return fitting[0]

@@ -16,6 +16,7 @@ import pytest
 
 from standins.ray import Ray
 from tests import databases
+from tests.forms import body_of
 from tests.support import REPO, eventually, make
 
 
@@ -81,9 +82,7 @@ class MadeServer:
         """Use the link that the console names: DSTACKWEB_HOME=… make login."""
         link = subprocess.run(make("login"), cwd=REPO, env=self.env, capture_output=True, text=True, check=True).stdout
         page = self.browser.get(link.strip())
-        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.text)
-        assert token, page.text
-        answer = self.browser.post(link.strip(), data={"csrfmiddlewaretoken": token[1]})
+        answer = self.browser.post(link.strip(), data=body_of(page.text))
         assert answer.status_code == 200
         assert "/login" not in answer.url.path
 

@@ -1,7 +1,8 @@
 """Every address, with every role: a new page or operation without a permission fails here.
 
 Addresses are found by the resolver and in the OpenAPI document. Strangers get 404 whatever they send. Who may see but
-not change gets 403 for a valid body: a new operation that needs one needs a line in BODIES.
+not change gets 403 for a valid body: a new operation that needs one needs a line in BODIES. Forms are posted by hand,
+since no page shows them to those who may not send them.
 """
 
 from __future__ import annotations

@@ -126,13 +126,13 @@ def _hosts(now: dt.datetime) -> Iterator[Metric]:
     joined = list(HostSampling.objects.filter(host__left_at=None).select_related("host").order_by("host__name"))
     ages = {sampling: max(0.0, (now - sampling.at).total_seconds()) for sampling in joined}
     current = [sampling for sampling in joined if is_online(sampling.host) and ages[sampling] <= SAMPLING_OLD_S]
-    read = [((one.host.name,), one in current and not one.error) for one in joined]
+    read = [((sampling.host.name,), sampling in current and not sampling.error) for sampling in joined]
     yield _gauge("host_sampling_ok", "Whether all GPUs of a host are read now", ["host"], read)
-    library = [((one.host.name,), one.library) for one in current]
+    library = [((sampling.host.name,), sampling.library) for sampling in current]
     yield _gauge("host_nvml", "Whether a host has the NVML library", ["host"], library)
     rows = [((sampling.host.name,), age_s) for sampling, age_s in ages.items()]
     yield _gauge("host_sample_age_seconds", "Time since the last sample of a host's GPUs", ["host"], rows)
-    durations = [((one.host.name,), one.took_ms) for one in current]
+    durations = [((sampling.host.name,), sampling.took_ms) for sampling in current]
     yield _gauge("host_sample_duration_ms", "Duration of the last sample", ["host"], durations)
 
 

@@ -126,10 +126,10 @@ def period(at: dt.datetime) -> dt.datetime:
 def totals(since: dt.datetime) -> dict[Api, Figures]:
     """Sums of the periods that begin from `since` on."""
     rows = ApiCount.objects.filter(at__gte=since).order_by().values(*Api._fields)
-    found: defaultdict[Api, Figures] = defaultdict(Figures)
+    sums: defaultdict[Api, Figures] = defaultdict(Figures)
     for row in rows.annotate(**{f"sum_{name}": Sum(name) for name in NUMBERS}):
-        found[_api(row)].add({name: row[f"sum_{name}"] for name in NUMBERS})
-    return dict(found)
+        sums[_api(row)].add({name: row[f"sum_{name}"] for name in NUMBERS})
+    return dict(sums)
 
 
 def lately(now: dt.datetime) -> dict[Api, Figures]:
@@ -150,14 +150,14 @@ def last_day(now: dt.datetime) -> dict[Api, Figures]:
     """Sums of the last 24 hours that began, each hour apart too."""
     first = now.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0) - dt.timedelta(hours=HOURS - 1)
     rows = ApiCount.objects.filter(at__gte=first).order_by().annotate(hour=TruncHour("at", tzinfo=dt.UTC))
-    found: defaultdict[Api, Figures] = defaultdict(Figures)
+    sums: defaultdict[Api, Figures] = defaultdict(Figures)
     for row in rows.values(*Api._fields, "hour").annotate(**{f"sum_{name}": Sum(name) for name in NUMBERS}):
-        figures = found[_api(row)]
+        figures = sums[_api(row)]
         figures.add({name: row[f"sum_{name}"] for name in NUMBERS})
         hour = round((row["hour"] - first).total_seconds() / 3600)
         if hour < HOURS:  # a clock was set back
             figures.by_hour[hour] += row["sum_requests"]
-    return dict(found)
+    return dict(sums)
 
 
 def _api(row: dict[str, Any]) -> Api:

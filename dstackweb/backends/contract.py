@@ -192,10 +192,10 @@ class Hidden(enum.StrEnum):
 
 
 class OfferPart(enum.StrEnum):
-    """What a source tells of offers."""
+    """A part of an offer that a source provides."""
 
     SHAPE = "shape"
-    """Which there are."""
+    """The offers that exist, with their hardware."""
     PRICE = "price"
     AVAILABILITY = "availability"
 
@@ -246,16 +246,16 @@ class SourceFailure(enum.StrEnum):
 
 
 class NonsenseAnswer(enum.StrEnum):
-    """What is wrong with an answer (`what` of SourceFailure.NONSENSE)."""
+    """A fault of an answer: `what` of SourceFailure.NONSENSE."""
 
     UNREADABLE = "unreadable"
-    """It is not in the format of its protocol: `text`."""
+    """The answer is not in the format of its protocol: `text`."""
     MISSING = "missing"
-    """It lacks `key`, or has something of another type there."""
+    """The answer lacks `key`, or has a value of another type there."""
     ITEMS = "items"
-    """None of its items can be read."""
+    """No item of the answer can be read."""
     PAGES = "pages"
-    """Its pages have no end."""
+    """The pages of the answer have no end."""
 
 
 class SourceFailed(Exception):
@@ -335,7 +335,7 @@ class LimitedByQuotas(Protocol):
 
 
 class Allocation(Protocol):
-    """What an order takes of a cluster: offers, orders and instances all say it."""
+    """The part of a cluster that an order takes; offers, orders and instances have these fields."""
 
     @property
     def region(self) -> str: ...
@@ -359,7 +359,7 @@ class Counted(Sourced, Protocol):
 
     @property
     def key(self) -> SourceKey:
-        """Its only source."""
+        """The backend's only source."""
 
     def take(self, value: Any, order: Allocation) -> Any:
         """The source's value without the room that an order takes; None where it has no room for it. Pure."""

@@ -155,7 +155,10 @@ class Kind:
         return None
 
     def cluster(self, config: Mapping[str, Any]) -> str:
-        """What identifies its cluster: backends of this kind that have one in common count each other's orders."""
+        """Identify the cluster of these settings: backends of this kind with the same one count each other's orders.
+
+        Empty: each backend has its own.
+        """
         return ""
 
     def driver(self, backend: Backend) -> Driver | Sourced:
@@ -223,9 +226,9 @@ class Kind:
                 until = parse_datetime(str(data.get("until", "")))
                 return f"{text} " + _("Retry at %s UTC.") % f"{until:%H:%M:%S}" if until else text
             case SourceFailure.UNREACHABLE:
-                what = _("%(endpoint)s is unreachable") % data
+                text = _("%(endpoint)s is unreachable") % data
                 hint = _("Check the region name, the endpoint URL and the network.")
-                return what + _(": ") + f"{str(data['text']).rstrip('. ')}. {hint}"
+                return text + _(": ") + f"{str(data['text']).rstrip('. ')}. {hint}"
             case SourceFailure.SERVICE_ERROR:
                 text = _("%(api)s failed in %(region)s: %(text)s") if data["api"] else _("Failed: %(text)s")
                 return text % data
@@ -233,8 +236,7 @@ class Kind:
                 text = _("Unreadable answer from %(api)s in %(region)s: %(what)s.")
                 if not data["region"]:
                     text = _("Unreadable answer from %(api)s: %(what)s.")
-                what = _nonsense(data)
-                return text % {**data, "what": what} + " " + _("The last known values stay in use.")
+                return text % {**data, "what": _nonsense(data)} + " " + _("The last known values stay in use.")
             case SourceFailure.EMPTIED:
                 return _("The answer is empty, and the last one was not. The last values stay in use until it repeats.")
             case SourceFailure.NOT_READ:
@@ -292,7 +294,7 @@ class Kind:
 
 
 def _nonsense(data: Mapping[str, Any]) -> str:
-    """What is wrong with an answer, as a clause."""
+    """Word what is wrong with an answer, as a clause."""
     match data.get("what"):
         case NonsenseAnswer.MISSING:
             return _("`%s` is missing") % str(data.get("key", ""))

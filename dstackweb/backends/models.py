@@ -92,7 +92,7 @@ class Backend(models.Model):
         return self.name
 
     def instances_in_use(self) -> models.QuerySet[Instance]:
-        """Its instances that count against quotas: from their order on, and not while they are shutting down."""
+        """Return the instances that count against quotas: from their order until they begin to shut down."""
         return self.instances.exclude(status=InstanceStatus.GONE).exclude(status=InstanceStatus.STOPPING)
 
 

@@ -91,7 +91,7 @@ def is_counted(driver: object) -> TypeIs[contract.Counted]:
 
 
 def cluster(backend: models.Backend) -> tuple[str, str]:
-    """What identifies the cluster of a backend. Raises UnknownKind."""
+    """Identify the cluster of a backend among all kinds. Raises UnknownKind."""
     kind = kind_of(backend)
     return backend.kind, kind.cluster(backend.config) or f"backend {backend.pk}"
 

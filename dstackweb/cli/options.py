@@ -62,7 +62,7 @@ Yes = Annotated[bool, flag("--yes", "-y", help=_("Don't ask for confirmation."))
 Watch = Annotated[bool, flag("--watch", "-w", help=_("Update until Ctrl-C."), callback=one_form)]
 
 
-def _given(param: typer.CallbackParam, value: str) -> str:
+def _store_value(param: typer.CallbackParam, value: str) -> str:
     """Store the value as soon as it is read: names are completed while later words are still missing."""
     if value and param.name:
         GIVEN[param.name] = value
@@ -71,7 +71,7 @@ def _given(param: typer.CallbackParam, value: str) -> str:
 
 def _where(name: str, help: str, names: completion.Completion) -> Any:
     return typer.Option(
-        name, metavar="NAME", help=help, autocompletion=names, callback=_given, show_default=False,
+        name, metavar="NAME", help=help, autocompletion=names, callback=_store_value, show_default=False,
         rich_help_panel=_("Where"),
     )  # fmt: skip
 
@@ -134,7 +134,6 @@ def _with_where(function: Callable[..., Any]) -> Callable[..., Any]:
             del values[option.name]
         return function(**values)
 
-    command.__signature__ = signature.replace(  # type: ignore[attr-defined]  # which inspect.signature returns
-        parameters=[*signature.parameters.values(), *added]
-    )
+    # inspect.signature, and so typer, takes this for the function's own.
+    vars(command)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *added])
     return command

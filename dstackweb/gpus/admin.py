@@ -29,7 +29,7 @@ admin.site.unregister(Profile)
 
 
 class PoliciesForm(MergedForm, forms.ModelForm[ProjectPolicies]):
-    """How a project enforces its policies."""
+    """The form for how a project enforces its policies."""
 
 
 @admin.register(ProjectPolicies)

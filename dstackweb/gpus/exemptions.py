@@ -49,7 +49,7 @@ def set_observe_only(project: Project, role: str, observe_only: bool) -> Project
 
 
 def exempt_until(run_ids: Collection[int]) -> dict[int, dt.datetime]:
-    """By run, when its last exemption ends or ended; without those that never had one."""
+    """Return when the last exemption of each run ends or ended; runs that never had one are left out."""
     rows = PolicyExemption.objects.filter(run__in=run_ids).order_by().values_list("run")
     return dict(rows.annotate(until=Max("until")))
 

@@ -124,7 +124,7 @@ class Bucket(models.Model):
     def take(
         cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
     ) -> tuple[float, float]:
-        """As `reserve`; returns also how many tokens are left."""
+        """Take tokens as `reserve` does; return the seconds to wait, and how many tokens are left."""
         with transaction.atomic():
             now_us = time.time_ns() // 1000 if now_us is None else now_us
             cls.objects.get_or_create(pk=name, defaults={"tokens": burst, "at_us": now_us})

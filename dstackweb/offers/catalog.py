@@ -29,7 +29,7 @@ from dstackweb.spec.effective import Requirements
 log = logging.getLogger(__name__)
 
 TTL_S = 60.0
-"""Of offers, where DSTACKWEB_OFFERS_CACHE has no other."""
+"""Lifetime of offers in seconds, where DSTACKWEB_OFFERS_CACHE has no other."""
 EMPTY_TTL_S = 10.0
 STALE_S = 3600.0
 """How long the last offers of a failing backend are served."""
@@ -91,17 +91,17 @@ class CachedDriver:
         Raises NothingKnown, UnknownKind, and the driver's own errors.
         """
         key, token = _key(self._backend, requirements, image), _token(self._backend)
-        kept = _kept(key, token, self._backend.kind)
-        found = self._look_up(requirements, image) if kept is None else self._hit(kept)
-        offers = refusals.mark_refused(self._backend, found.offers)
-        return found if offers is found.offers else dataclasses.replace(found, offers=offers)
+        local = _current_local(key, token, self._backend.kind)
+        result = self._look_up(requirements, image) if local is None else self._hit(local)
+        offers = refusals.mark_refused(self._backend, result.offers)
+        return result if offers is result.offers else dataclasses.replace(result, offers=offers)
 
-    def _hit(self, kept: CachedOffers) -> CachedOffers:
+    def _hit(self, result: CachedOffers) -> CachedOffers:
         now = timezone.now()
-        if abs(now.timestamp() - kept.recorded_at) > USE_RECORDED_S:
-            kept.recorded_at = now.timestamp()
-            counts.record_use(self._backend.pk, kept.digest, now)
-        return _served(self._backend, kept)
+        if abs(now.timestamp() - result.recorded_at) > USE_RECORDED_S:
+            result.recorded_at = now.timestamp()
+            counts.record_use(self._backend.pk, result.digest, now)
+        return _served(self._backend, result)
 
     def _look_up(self, requirements: Requirements, image: str | None) -> CachedOffers:
         """Offers that this process does not have: from the shared cache, or made."""
@@ -110,9 +110,9 @@ class CachedDriver:
             raise NothingKnown(f"the backend {self._backend.name} was deleted")
         self._backend = current
         lookup = _Lookup(current, requirements, image)
-        found = lookup.find(_token(current))
-        if found is not None:
-            return self._hit(found)
+        result = lookup.find(_token(current))
+        if result is not None:
+            return self._hit(result)
         code = registry.driver(current)
         if sources.is_sourced(code):
             return lookup.join(code)
@@ -129,11 +129,11 @@ class _Lookup:
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, token: str) -> CachedOffers | None:
-        kept = self._shared()
-        if kept is None or not _is_current(kept, token, self.backend.kind):
+        result = self._shared()
+        if result is None or not _is_current(result, token, self.backend.kind):
             return None
-        _local.put(self.key, kept)
-        return kept
+        _local.put(self.key, result)
+        return result
 
     def join(self, code: Sourced) -> CachedOffers:
         """Make the offers from the cached sources, without a network."""
@@ -141,24 +141,24 @@ class _Lookup:
         with single_flight.one_thread_at_a_time(name) as first:
             # Read before the sources: a value stored meanwhile makes this result outdated.
             token = _token(self.backend)
-            if not first and (kept := _kept(self.key, token, self.backend.kind)) is not None:
-                return _served(self.backend, kept)
+            if not first and (local := _current_local(self.key, token, self.backend.kind)) is not None:
+                return _served(self.backend, local)
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
             offers = self._of_kind(code.join(readings, self.requirements, image=self.image))
-            known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
-            is_stale = any(reading.state is SourceState.STALE for reading in known)
-            counts.add(self.backend.pk, uncached=len(known), stale_served=int(is_stale))
+            usable = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
+            is_stale = any(reading.state is SourceState.STALE for reading in usable)
+            counts.add(self.backend.pk, uncached=len(usable), stale_served=int(is_stale))
             unread = {
                 Unread(key.region, hides)
                 for key, reading in readings.items()
                 if reading.state is SourceState.FAILED and (hides := code.sources[key.source].hides) is not Hidden.NONE
             }
-            made = CachedOffers(
-                token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest, tuple(sorted(unread))
+            result = CachedOffers(
+                token, timezone.now().timestamp(), offers, len(usable), is_stale, self.digest, tuple(sorted(unread))
             )
-            self._keep(made)
-            return made
+            self._keep(result)
+            return result
 
     def call(self, code: contract.Backend, wait_s: float) -> CachedOffers:
         """Call the backend once for all callers; the others get the last known offers, or wait."""
@@ -176,29 +176,29 @@ class _Lookup:
             except Exception:
                 counts.add(self.backend.pk, failures=1)
                 raise
-            made = CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest)
+            result = CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest)
             with transaction.atomic():
                 is_current = source_rows.is_current(self.backend, lead)
             if is_current:
-                self._keep(made)
-            return made
+                self._keep(result)
+            return result
 
         def find() -> CachedOffers | None:
             token = _token(self.backend)
-            return _kept(self.key, token, self.backend.kind) or self.find(token)
+            return _current_local(self.key, token, self.backend.kind) or self.find(token)
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
-            found = single_flight.run(name, 0.0 if last is not None else wait_s, find, call)
+            result = single_flight.run(name, 0.0 if last is not None else wait_s, find, call)
         except Exception as error:
             if last is None:
                 raise
             log.warning("backend %s can't be read, so its last offers are used: %s", self.backend.name, error)
-            found = None
+            result = None
         if not called:
             counts.add(self.backend.pk, coalesced=1)
-        if found is not None:
-            return found
+        if result is not None:
+            return result
         if last is None:
             raise NothingKnown(f"the backend {self.backend.name} has not answered yet")
         counts.add(self.backend.pk, stale_served=1)
@@ -209,21 +209,23 @@ class _Lookup:
 
     def _last(self) -> CachedOffers | None:
         """The last result of this version, current or not."""
-        found = [kept for kept in (_local.get(self.key), self._shared()) if kept is not None]
-        newest = max(found, key=lambda kept: kept.made_at, default=None)
+        results = [result for result in (_local.get(self.key), self._shared()) if result is not None]
+        newest = max(results, key=lambda result: result.made_at, default=None)
         return newest if newest and abs(timezone.now().timestamp() - newest.made_at) < STALE_S else None
 
     def _shared(self) -> CachedOffers | None:
         slot = Result.objects.filter(backend=self.backend, digest=self.digest).values_list("slot", flat=True).first()
-        found: CachedOffers | None = None if slot is None else store.get(_object(self.backend.pk, slot), CachedOffers)
-        return found if found is not None and found.digest == self.digest else None
+        if slot is None:
+            return None
+        result: CachedOffers | None = store.get(_object(self.backend.pk, slot), CachedOffers)
+        return result if result is not None and result.digest == self.digest else None
 
-    def _keep(self, kept: CachedOffers) -> None:
-        kept.recorded_at = kept.made_at
-        _local.put(self.key, kept)
+    def _keep(self, result: CachedOffers) -> None:
+        result.recorded_at = result.made_at
+        _local.put(self.key, result)
         slot = self._slot()
         if slot is not None:
-            store.put(_object(self.backend.pk, slot), kept, CachedOffers, STALE_S)
+            store.put(_object(self.backend.pk, slot), result, CachedOffers, STALE_S)
 
     def _slot(self) -> int | None:
         """The slot of this result: its own, a free or the least recently used one. None: the backend is deleted."""
@@ -277,20 +279,20 @@ def forget() -> None:
     _local.forget()
 
 
-def _served(backend: Backend, kept: CachedOffers) -> CachedOffers:
-    """A cached result, counted as a hit."""
-    counts.add(backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
-    return kept
+def _served(backend: Backend, result: CachedOffers) -> CachedOffers:
+    """Count a cached result as a hit, and return it."""
+    counts.add(backend.pk, hits=1, uncached=result.calls, stale_served=int(result.is_stale))
+    return result
 
 
 def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:
     return backend.pk, backend.version, requirements, image
 
 
-def _kept(key: Key, token: str, kind: str) -> CachedOffers | None:
-    """What this process has, if it is current."""
-    kept = _local.get(key)
-    return kept if kept is not None and _is_current(kept, token, kind) else None
+def _current_local(key: Key, token: str, kind: str) -> CachedOffers | None:
+    """Return this process's own result, or None if there is none or it is outdated."""
+    result = _local.get(key)
+    return result if result is not None and _is_current(result, token, kind) else None
 
 
 def _token(backend: Backend) -> str:
@@ -311,7 +313,7 @@ def _object(backend_id: int, slot: int) -> str:
     return f"result:{backend_id}:{slot}"
 
 
-def _is_current(kept: CachedOffers, token: str, kind: str) -> bool:
-    age_s = timezone.now().timestamp() - kept.made_at
+def _is_current(result: CachedOffers, token: str, kind: str) -> bool:
+    age_s = timezone.now().timestamp() - result.made_at
     ttl_s = store.policy(kind, "offers", TTL_S)
-    return kept.token == token and -SKEW_S < age_s < (ttl_s if kept.offers else min(ttl_s, EMPTY_TTL_S))
+    return result.token == token and -SKEW_S < age_s < (ttl_s if result.offers else min(ttl_s, EMPTY_TTL_S))

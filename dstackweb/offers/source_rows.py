@@ -48,7 +48,7 @@ REFRESH_EVERY_S = 2.0
 NO_ANSWER_S = 10.0
 """A call that takes longer is shown as one without an answer."""
 OUTDATED = -1
-"""The generation of a value to be read anew, whoever asked for it."""
+"""The generation of a value that must be read again, even if no person asked for a refresh."""
 RETRY_S, RETRY_MOST_S = 10.0, 300.0
 """The pause after a failure, doubled with each further one."""
 
@@ -84,16 +84,16 @@ class Freshness:
 def of_offer(offer: Offer, ages: Iterable[Freshness]) -> list[Freshness]:
     """The sources that tell an offer's price and availability; none for an idle instance, which is known from its
     row."""
-    others = Hidden.ON_DEMAND if offer.spot else Hidden.SPOT
-    told = (
+    other_pricing = Hidden.ON_DEMAND if offer.spot else Hidden.SPOT
+    relevant = (
         age
         for age in ages
         if (age.backend, age.region) == (offer.backend, offer.region)
         and age.tells is not OfferPart.SHAPE
-        and age.hides is not others
+        and age.hides is not other_pricing
         and "instance" not in offer.detail
     )
-    return sorted(told, key=lambda age: age.tells is not OfferPart.PRICE)
+    return sorted(relevant, key=lambda age: age.tells is not OfferPart.PRICE)
 
 
 def digest(backend: Backend, spec: SourceSpec) -> str:
@@ -255,7 +255,7 @@ class Source:
         )
 
     def error(self, row: SourceRow | None, now: dt.datetime) -> dict[str, Any] | None:
-        """Why its last call failed; or that the one under way has no answer yet, after some seconds."""
+        """Return why the last call failed, or that the one under way has had no answer for NO_ANSWER_S; else None."""
         asked_at = _asked_at(row, now)
         if asked_at is not None and now - asked_at > NO_ANSWER_S * _S:
             return {"code": SourceFailure.NO_ANSWER, "region": self.key.region, "since": asked_at.isoformat()}
@@ -307,13 +307,13 @@ class Source:
             return Sequence.advance(READINGS)
 
     def store_value(self, lead: Lead, value: Any, number: int) -> bool:
-        """Store what the call of this number returned; whether it is the shared value now.
+        """Store what the call of this number returned; return whether it is the shared value now.
 
-        The first empty answer after one that was not is a failure: unless it repeats, it is none.
+        The first empty answer after one that was not counts as a failure; an empty one after that is stored.
         """
-        known = self.known(self.row())
-        if not value and known is not None and known.digest == self.digest and known.stamp and not known.empty:
-            is_first = (known.error or {}).get("code") != SourceFailure.EMPTIED
+        last = self.known(self.row())
+        if not value and last is not None and last.digest == self.digest and last.stamp and not last.empty:
+            is_first = (last.error or {}).get("code") != SourceFailure.EMPTIED
             if is_first:
                 self.store_error(lead, {"code": SourceFailure.EMPTIED})
                 return False

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 source_updated = Signal()
 """A source of the backend `backend_id` has a new value."""
 change_expected = Signal()
-"""What a source of the backend `backend_id` shows changes within the next second or so."""
+"""A source of the backend `backend_id` will have another value within the next second or so."""
 refresh_requested = Signal()
 """A person refreshed the backend `backend_id`."""
 

@@ -61,14 +61,13 @@ def policy(kind: str, what: str, default: float) -> float:
 def check_policy() -> None:
     """Raises BadSetting for a number that nothing reads."""
     for name in settings.DSTACKWEB_OFFERS_CACHE:
-        kind, _, what = name.partition(".")
+        kind, _, number = name.partition(".")
         driver = registry.KINDS[kind].driver_class if kind in registry.KINDS else None
-        known = {"offers", "entries", *getattr(driver, "sources", ())} if driver else set(registry.KINDS)
-        if what not in known:
-            where = f"{kind}." if driver else ""
-            raise BadSetting(
-                "DSTACKWEB_OFFERS_CACHE", name, f"one of {', '.join(where + each for each in sorted(known))}"
-            )
+        allowed = {"offers", "entries", *getattr(driver, "sources", ())} if driver else set(registry.KINDS)
+        if number not in allowed:
+            prefix = f"{kind}." if driver else ""
+            choices = ", ".join(prefix + choice for choice in sorted(allowed))
+            raise BadSetting("DSTACKWEB_OFFERS_CACHE", name, f"one of {choices}")
 
 
 class LocalCache(Generic[K, V]):

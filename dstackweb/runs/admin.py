@@ -109,7 +109,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 
 
 class RunForm(forms.ModelForm[Run]):
-    """What people change of a run, and its etag as its editor saw it."""
+    """The fields of a run that people change, and its etag as its editor saw it."""
 
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"), min_value=0, max_value=100, help_text=gettext_lazy("0–100; higher goes first.")
@@ -205,13 +205,13 @@ class RunAdmin(ReadOnly):
 
     def save_model(self, request: HttpRequest, obj: Run, form: Any, change: bool) -> None:
         """Change queue and priority through the services, which move the run and record it."""
-        user, seen = _user(request), form.cleaned_data["seen"]
+        user, etag = _user(request), form.cleaned_data["seen"]
         run = Run.objects.select_related("queue", "project", "user").get(pk=obj.pk)
         if "queue" in form.changed_data:
-            run = services.set_queue(run, user, Role.ADMIN, obj.queue.name, seen)
-            seen = concurrency.etag(run)
+            run = services.set_queue(run, user, Role.ADMIN, obj.queue.name, etag)
+            etag = concurrency.etag(run)
         if "priority" in form.changed_data:
-            services.set_priority(run, user, Role.ADMIN, obj.priority, seen)
+            services.set_priority(run, user, Role.ADMIN, obj.priority, etag)
 
 
 register_list(

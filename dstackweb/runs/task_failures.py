@@ -16,7 +16,7 @@ from dstackweb.runs.models import Run, RunEvent
 from dstackweb.runs.transitions import record
 
 ALERTS_MAX = 20
-"""Of an attempt: one with thousands of prefixes may fail in each of them."""
+"""Most events of one attempt, which may have thousands of prefixes and fail in each."""
 
 
 def record_rises(scope: Scope, rises: Mapping[str, Rise], now_ms: int, **_signal: Any) -> None:
@@ -24,8 +24,8 @@ def record_rises(scope: Scope, rises: Mapping[str, Rise], now_ms: int, **_signal
     run = Run.objects.filter(pk=scope.run_id).select_related("project", "user").first()
     if run is None:
         return
-    known = RunEvent.objects.filter(run=run, attempt=scope.attempt, kind=RunEventKind.TASKS_FAIL).count()
-    for name, rise in list(rises.items())[: max(0, ALERTS_MAX - known)]:
+    count = RunEvent.objects.filter(run=run, attempt=scope.attempt, kind=RunEventKind.TASKS_FAIL).count()
+    for name, rise in list(rises.items())[: max(0, ALERTS_MAX - count)]:
         data = {"prefix": name, **rise._asdict()}
         # A run's row is locked before its scope's, which is locked here: its version, by which pages see the event,
         # rises once that is over.

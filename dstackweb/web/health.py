@@ -93,7 +93,7 @@ def health_page(request: PageRequest) -> HttpResponse:
 class ApiRow(NamedTuple):
     """The requests to one API in the last 24 hours, of which `points` is the chart by hour.
 
-    `kind` is the kind's label. The last row may be of `others`, how many it is.
+    `kind` is the kind's label. A last row may sum up `summed` APIs.
     """
 
     kind: str
@@ -101,23 +101,23 @@ class ApiRow(NamedTuple):
     region: str
     figures: api_calls.Figures
     points: list[str]
-    others: int = 0
+    summed: int = 0
 
 
 def api_rows(now: dt.datetime) -> list[ApiRow]:
-    """The APIs that throttled, then the busiest; those beyond APIS together."""
-    found = sorted(api_calls.last_day(now).items(), key=lambda item: (-item[1].throttles, -item[1].requests, item[0]))
+    """Return the APIs that throttled, then the busiest; those beyond APIS as one row."""
+    apis = sorted(api_calls.last_day(now).items(), key=lambda item: (-item[1].throttles, -item[1].requests, item[0]))
     labels = {name: str(kind.label or name) for name, kind in registry.KINDS.items()}
     rows = [
         ApiRow(labels.get(api.kind, api.kind), api.api, api.region, figures, polylines(figures.by_hour))
-        for api, figures in found[:APIS]
+        for api, figures in apis[:APIS]
     ]
-    if others := found[APIS:]:
-        rest = api_calls.Figures()
-        for _other, figures in others:
-            rest.add({name: getattr(figures, name) for name in api_calls.NUMBERS})
-            rest.by_hour = [here + there for here, there in zip(rest.by_hour, figures.by_hour, strict=True)]
-        rows.append(ApiRow("", "", "", rest, polylines(rest.by_hour), len(others)))
+    if beyond := apis[APIS:]:
+        total = api_calls.Figures()
+        for _api, figures in beyond:
+            total.add({name: getattr(figures, name) for name in api_calls.NUMBERS})
+            total.by_hour = [sum(pair) for pair in zip(total.by_hour, figures.by_hour, strict=True)]
+        rows.append(ApiRow("", "", "", total, polylines(total.by_hour), len(beyond)))
     return rows
 
 

@@ -272,19 +272,19 @@ def api_checks() -> Iterable[HealthLine]:
 
 
 def _rate_limits(name: str, usage: Sequence[ApiUsage], lately: Mapping[Api, Figures]) -> HealthLine:
-    throttled = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in usage if one.open_until]
+    throttled = [f"{use.api} ({use.region}, {use.open_until:%H:%M:%S} UTC)" for use in usage if use.open_until]
     if throttled:
         hint = _("Not called until then: %s. Offers use the last known values.")
         return HealthLine(name, "wait", _("throttled"), hint % listing(throttled))
-    if full := [f"{one.api} ({one.region})" for one in usage if one.left < 0]:
+    if full := [f"{use.api} ({use.region})" for use in usage if use.left < 0]:
         return HealthLine(name, "wait", _("at the limit"), _("Calls wait: %s.") % listing(full))
-    if lines := [f"{api.api} ({api.region}): {one.throttles}" for api, one in lately.items() if one.throttles]:
+    if lines := [f"{api.api} ({api.region}): {calls.throttles}" for api, calls in lately.items() if calls.throttles]:
         hint = _("Throttled in the last 10 minutes: %s. Calls are repeated later.")
         return HealthLine(name, "wait", _("throttled lately"), hint % listing(lines))
-    if lines := [f"{one.api} ({one.region}): {one.left:.0f}/{one.burst:g}" for one in usage if one.is_tight]:
+    if lines := [f"{use.api} ({use.region}): {use.left:.0f}/{use.burst:g}" for use in usage if use.is_tight]:
         hint = _("Few calls are left before others wait: %s.")
         return HealthLine(name, "wait", _("near the limit"), hint % listing(lines))
-    if lines := [f"{api.api} ({api.region})" for api, one in lately.items() if one.tight]:
+    if lines := [f"{api.api} ({api.region})" for api, calls in lately.items() if calls.tight]:
         hint = _("In the last 10 minutes at most a fifth of the calls was left of: %s.")
         return HealthLine(name, "info", _("near the limit lately"), hint % listing(lines))
     return HealthLine(name, "go", _("below the limit"))

@@ -42,7 +42,7 @@ def detail_text(kind: str, detail: Mapping[str, Any], needs: Requirements) -> st
 
 
 def refused(detail: Mapping[str, Any]) -> str:
-    """When and why the cloud refused an offer; with its own text where our settings may be to blame."""
+    """Say when and why the cloud refused an offer, with the cloud's text where the settings may be to blame."""
     age_s = max(0, round(timezone.now().timestamp() - float(detail["at"])))
     numbers = {"ago": duration(age_s), "why": launch_failure(detail["why"]), "text": detail.get("text", "")}
     if detail["why"] in PASSING or not numbers["text"]:

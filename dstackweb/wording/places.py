@@ -25,7 +25,7 @@ LAUNCH_FAILURES = {
     LaunchFailure.REFUSED: gettext_lazy("the cloud refused"),
 }
 launch_failure = words(LAUNCH_FAILURES)
-"""Why a cloud refused to launch an instance."""
+"""The clause that says why a cloud refused to launch an instance."""
 
 
 def tried(code: str, data: Mapping[str, Any]) -> Label:

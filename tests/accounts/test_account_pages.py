@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -15,6 +16,7 @@ from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Invite, Project, User
 from dstackweb.web.urls import account_pages
 from tests.factories import join, make_project, make_user, project_of
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 ROLES = ["viewer", "member", "manager", "admin"]
@@ -60,9 +62,19 @@ def project_urls(project: Project, user: User, invite: Invite) -> dict[str, str]
 
 
 PAGES = {"members", "secrets", "project-notifications"}
+MEMBERS, SECRETS, TOKENS = "/p/vision/members/", "/p/vision/secrets/", "/account/tokens/"
+
+
+def set_secret(client: Client, name: str, value: str, **request: Any) -> Any:
+    return submit(client, SECRETS, {"name": name, "value": value}, **request)
+
+
+def make_token(client: Client, name: str) -> Any:
+    return submit(client, TOKENS, {"name": name, "scope": "admin"})
 
 
 def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada: User, bob: User) -> None:
+    """No page leads there."""
     services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
     invite, _token = services.invite(project, ada, "member")
     eve = make_user("eve")
@@ -78,6 +90,7 @@ def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada
 
 
 def test_signed_out_users_are_redirected_to_sign_in_and_change_nothing(project: Project, ada: User, bob: User) -> None:
+    """Even those who know the fields of forms that no page shows them."""
     invite, _token = services.invite(project, ada, "member")
     urls = [*project_urls(project, bob, invite).values(), "/account/tokens/", "/account/tokens/create/"]
     for url in [*urls, "/account/password/"]:
@@ -87,6 +100,7 @@ def test_signed_out_users_are_redirected_to_sign_in_and_change_nothing(project: 
 
 
 def test_a_member_cannot_use_admin_actions(project: Project, ada: User, bob: User) -> None:
+    """Members' pages don't have them."""
     services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
     invite, _token = services.invite(project, ada, "member")
     for name, url in project_urls(project, ada, invite).items():
@@ -97,6 +111,7 @@ def test_a_member_cannot_use_admin_actions(project: Project, ada: User, bob: Use
 
 
 def test_nothing_works_without_a_csrf_token(project: Project, ada: User, bob: User) -> None:
+    """As the page of another site sends a form."""
     invite, _token = services.invite(project, ada, "member")
     client = Client(enforce_csrf_checks=True)
     client.force_login(ada)
@@ -108,6 +123,7 @@ def test_nothing_works_without_a_csrf_token(project: Project, ada: User, bob: Us
 
 
 def test_rows_of_another_project_or_person_are_not_found(page: Client, project: Project, ada: User) -> None:
+    """No page of this project names them."""
     eve = make_user("eve")
     other = make_project("speech")
     join(other, eve, "admin")
@@ -128,7 +144,7 @@ def test_rows_of_another_project_or_person_are_not_found(page: Client, project: 
 
 
 def test_an_invite_link_is_shown_once_and_adds_a_member(page: Client, project: Project) -> None:
-    made = page.post("/p/vision/members/invite/", {"role": "manager", "days": "7"})
+    made = submit(page, MEMBERS, {"role": "manager", "days": "7"}, to="/invite/")
     (path,) = set(re.findall(r'value="http://testserver(/invite/[\w-]+/)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
     assert path not in page.get("/p/vision/members/").content.decode()
@@ -138,7 +154,9 @@ def test_an_invite_link_is_shown_once_and_adds_a_member(page: Client, project: P
 
 
 def test_an_invite_with_an_unknown_role_or_time_is_an_error_at_its_field(page: Client) -> None:
-    answer = page.post("/p/vision/members/invite/", {"role": "owner", "days": "9999"})
+    """The page offers neither."""
+    form = open_form(page, MEMBERS, to="/invite/")
+    answer = page.post("/p/vision/members/invite/", {**form.values, "role": "owner", "days": "9999"})
     assert answer.status_code == 422
     assert answer.context["form"].errors.keys() == {"role", "days"}
     assert not Invite.objects.exists()
@@ -157,30 +175,29 @@ def test_the_members_page_lists_the_projects_open_invites(page: Client, project:
 def test_a_withdrawn_invite_leaves_the_page(page: Client, project: Project, ada: User) -> None:
     invite, _token = services.invite(project, ada, "member")
     assert f'id="invite-{invite.pk}"' in page.get("/p/vision/members/").content.decode()
-    answer = page.post(f"/p/vision/members/invites/{invite.pk}/withdraw/", follow=True)
+    answer = submit(page, MEMBERS, to=f"/{invite.pk}/withdraw/", follow=True)
     assert f'id="invite-{invite.pk}"' not in answer.content.decode()
 
 
 def test_an_admin_changes_roles_and_removes_members(page: Client, project: Project, bob: User) -> None:
-    page.post(f"/p/vision/members/{bob.pk}/role/", {"role": "manager"})
+    submit(page, MEMBERS, {"role": "manager"}, to=f"/{bob.pk}/role/")
     assert role_in(project, bob) == "manager"
-    page.post(f"/p/vision/members/{bob.pk}/remove/")
+    submit(page, MEMBERS, to=f"/{bob.pk}/remove/")
     assert role_in(project, bob) is None
 
 
 def test_removing_the_last_admin_is_refused_with_a_reason_on_the_same_page(
     page: Client, project: Project, ada: User
 ) -> None:
-    for url, values in ((f"/p/vision/members/{ada.pk}/role/", {"role": "viewer"}),
-                        (f"/p/vision/members/{ada.pk}/remove/", {})):  # fmt: skip
-        answer = page.post(url, values)
+    for to, changes in ((f"/{ada.pk}/role/", {"role": "viewer"}), (f"/{ada.pk}/remove/", {})):
+        answer = submit(page, MEMBERS, changes, to=to)
         assert answer.status_code == 409
         assert "last admin" in answer.content.decode()
     assert role_in(project, ada) == "admin"
 
 
 def test_any_member_may_leave(project: Project, ada: User, bob: User) -> None:
-    assert browser(bob).post(f"/p/vision/members/{bob.pk}/remove/")["Location"] == "/"
+    assert submit(browser(bob), MEMBERS, to=f"/{bob.pk}/remove/")["Location"] == "/"
     assert role_in(project, bob) is None
 
 
@@ -193,18 +210,18 @@ def test_members_see_each_other_and_only_admins_see_the_controls(project: Projec
 
 def test_a_secret_is_set_replaced_and_deleted_and_never_shown(page: Client, project: Project) -> None:
     for value in ("first\r\nsecond line", "hf_abcdefghij"):
-        answer = page.post("/p/vision/secrets/set/", {"name": "HF_TOKEN", "value": value}, follow=True)
+        answer = set_secret(page, "HF_TOKEN", value, follow=True)
         assert "${{ secrets.HF_TOKEN }}" in answer.content.decode()
         assert value not in answer.content.decode()
         assert services.secret_values(project) == {"HF_TOKEN": value.replace("\r", "")}
     (row,) = page.get("/p/vision/secrets/").context["secrets"]
     assert "ciphertext" not in row.__dict__, "the page reads no ciphertext"
-    page.post("/p/vision/secrets/HF_TOKEN/delete/")
+    submit(page, SECRETS, to="/HF_TOKEN/delete/")
     assert services.secret_names(project) == []
 
 
 def test_a_refused_secret_keeps_the_name_and_not_the_value(page: Client) -> None:
-    answer = page.post("/p/vision/secrets/set/", {"name": "1ST", "value": "hf_abcdefghij"})
+    answer = set_secret(page, "1ST", "hf_abcdefghij")
     assert answer.status_code == 422
     assert answer.context["form"].errors.keys() == {"name"}
     assert 'value="1ST"' in answer.content.decode()
@@ -218,7 +235,7 @@ def test_a_member_sees_the_names_of_secrets_and_a_viewer_does_not(project: Proje
 
 
 def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> None:
-    made = page.post("/account/tokens/create/", {"name": "laptop", "scope": "admin"})
+    made = make_token(page, "laptop")
     (token,) = set(re.findall(r'value="(dw_[\w-]+)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
     assert tokens.authenticate_token(token) == ada
@@ -226,13 +243,14 @@ def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> 
     again = page.get("/account/tokens/").content.decode()
     assert "laptop" in again
     assert token not in again
-    page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/")
+    revoke = open_form(page, TOKENS, to="/revoke/")
+    revoke.send()
     assert tokens.authenticate_token(token) is None
-    assert page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/").status_code == 404
+    assert revoke.send().status_code == 404
 
 
 def test_an_invalid_token_name_is_an_error_at_its_field(page: Client) -> None:
-    answer = page.post("/account/tokens/create/", {"name": "environment", "scope": "admin"})
+    answer = make_token(page, "environment")
     assert answer.status_code == 422
     assert 'value="environment"' in answer.content.decode()
     assert answer.context["form"].errors.keys() == {"name"}
@@ -255,7 +273,7 @@ def test_no_page_has_a_script_style_or_handler_inline(page: Client, project: Pro
     answers = [page.get(url) for url in [*inside, f"/invite/{invite}/"]]
     outside = ["/login/", f"/login/{link}/", f"/invite/{invite}/", "/login/in_x/", "/invite/inv_x/"]
     answers += [Client().get(url) for url in outside]
-    answers.append(page.post("/account/tokens/create/", {"name": ""}))
+    answers.append(make_token(page, ""))
     for answer in answers:
         text = answer.content.decode()
         assert "unsafe" not in answer["Content-Security-Policy"]
@@ -275,12 +293,8 @@ def test_a_changed_password_is_confirmed_and_keeps_the_session(page: Client, ada
     ada.set_password(old)
     ada.save()
     page.force_login(ada)
-    fields = {
-        "old_password": "the-old-one-of-ada",
-        "new_password1": "a-new-one-of-ada",
-        "new_password2": "a-new-one-of-ada",
-    }
-    answer = page.post("/account/password/", fields, follow=True)
+    changes = {"old_password": old, "new_password1": new, "new_password2": new}
+    answer = submit(page, "/account/password/", changes, follow=True)
     assert answer.redirect_chain == [("/account/", 302)]
     assert "Password changed." in answer.content.decode()
     ada.refresh_from_db()

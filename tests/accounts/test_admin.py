@@ -158,13 +158,14 @@ def test_staff_make_tokens_for_themselves_alone(client: Client, staff: User) -> 
     others = [make_user("root", is_superuser=True, is_staff=True), make_user("ada")]
     add = "/admin/accounts/apitoken/add/"
     for user in others:  # whom a browser finds in the field, but does not get
-        assert client.post(add, {"user": user.pk, "name": "CI", "scope": "admin"}).status_code == 200
+        assert submit(client, add, {"user": user.pk, "name": "CI", "scope": "admin"}).status_code == 200
     assert not ApiToken.objects.exists()
     assert submit(client, add, {"user": staff.pk, "name": "CI", "scope": "admin"}).status_code == 302
     assert ApiToken.objects.get().user == staff
 
 
 def test_staff_cannot_become_deployment_admins(client: Client, staff: User) -> None:
+    """Neither by the pages of such accounts, which they can't open, nor by fields that the page of others lacks."""
     root = make_user("root", is_superuser=True, is_staff=True)
     ada = make_user("ada")
     for user, path in ((root, "password/"), (root, "change/"), (root, "delete/"), (staff, "change/")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from django.core.cache import caches
@@ -13,6 +14,7 @@ from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import AddressFailures, Project, User
 from dstackweb.lib.errors import TooMany
 from tests.factories import join, make_user
+from tests.forms import submit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
@@ -26,13 +28,17 @@ def ada(project: Project, monkeypatch: pytest.MonkeyPatch) -> User:
     return join(project, make_user("ada", password=PASSWORD))
 
 
-def sign_in(client: Client, address: str, name: str, password: str = PASSWORD) -> int:
-    return client.post("/login/", {"username": name, "password": password}, REMOTE_ADDR=address).status_code
+def give_password(client: Client, address: str, name: str) -> Any:
+    return submit(client, "/login/", {"username": name, "password": PASSWORD}, REMOTE_ADDR=address)
+
+
+def sign_in(client: Client, address: str, name: str) -> int:
+    return int(give_password(client, address, name).status_code)
 
 
 def test_an_address_that_tried_many_names_is_locked_and_others_are_not(client: Client, ada: User) -> None:
     assert [sign_in(client, HERE, f"guess-{number}") for number in range(4)] == [200, 200, 200, 429]
-    answer = client.post("/login/", {"username": "ada", "password": PASSWORD}, REMOTE_ADDR=HERE)
+    answer = give_password(client, HERE, "ada")
     assert answer.status_code == 429
     assert "from your address" in answer.content.decode()
     assert "8 min" in answer.content.decode()
@@ -51,7 +57,8 @@ def test_a_stolen_session_does_not_find_the_password_out(client: Client, ada: Us
     new = {"new_password1": "another long password", "new_password2": "another long password"}
 
     def change(old: str, **fields: str) -> int:
-        return client.post("/account/password/", {"old_password": old, **new, **fields}, REMOTE_ADDR=HERE).status_code
+        changes = {"old_password": old, **new, **fields}
+        return int(submit(client, "/account/password/", changes, REMOTE_ADDR=HERE).status_code)
 
     assert change(PASSWORD, new_password2="other") == 200  # no guess
     assert [change(f"guess-{number}") for number in range(4)] == [200, 200, 200, 429]
@@ -61,6 +68,7 @@ def test_a_stolen_session_does_not_find_the_password_out(client: Client, ada: Us
 
 
 def test_the_admin_site_has_no_password_page_of_its_own(client: Client) -> None:
+    """Nor does it take what no page sends there."""
     client.force_login(make_user("root", is_superuser=True, is_staff=True))
     for answer in (
         client.get("/admin/password_change/"),

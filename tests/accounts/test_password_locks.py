@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import PasswordFailures, User
 from tests.accounts.races import at_once
 from tests.factories import make_user
-from tests.forms import submit
+from tests.forms import open_form, submit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
-PASSWORD = "correct horse battery"
+PASSWORD, NEW = "correct horse battery", "another long password"
 HERE, NEARBY, ELSEWHERE = "2001:db8::7", "2001:db8::8", "198.51.100.8"
 NOW = 6_000_000_100.0
 
@@ -27,8 +28,20 @@ def ada(monkeypatch: pytest.MonkeyPatch) -> User:
     return make_user("ada", password=PASSWORD)
 
 
+def give_password(name: str = "ada", password: str = PASSWORD, address: str = HERE) -> Any:
+    """Sign in with a browser that is new here: the answer."""
+    return submit(Client(), "/login/", {"username": name, "password": password}, REMOTE_ADDR=address)
+
+
 def sign_in(name: str = "ada", password: str = PASSWORD, address: str = HERE) -> int:
-    return Client().post("/login/", {"username": name, "password": password}, REMOTE_ADDR=address).status_code
+    return int(give_password(name, password, address).status_code)
+
+
+def at_the_same_moment(times: int, password: str) -> list[int]:
+    """Open the page so many times, then send all of them: the statuses of the answers."""
+    forms = [open_form(Client(), "/login/", having="username") for _ in range(times)]
+    typed = {"username": "ada", "password": password}
+    return [answer.status_code for answer in at_once(*[partial(form.send, typed, REMOTE_ADDR=HERE) for form in forms])]
 
 
 def fail(times: int, name: str = "ada") -> list[int]:
@@ -46,7 +59,7 @@ def test_the_page_says_when_to_try_again_and_then_it_works(ada: User, monkeypatc
     fail(10)
     for later, words in ((0, "in 10 min"), (250.5, "in 5 min"), (599, "in 1 s")):
         monkeypatch.setattr(attempts.time, "time", lambda later=later: NOW + later)
-        answer = Client().post("/login/", {"username": "ada", "password": PASSWORD}, REMOTE_ADDR=HERE)
+        answer = give_password()
         assert answer.status_code == 429
         assert words in answer.text
         assert NOW + later + int(answer["Retry-After"]) >= NOW + 600
@@ -71,15 +84,14 @@ def test_a_sign_in_forgets_earlier_failures(ada: User) -> None:
 
 def test_a_sign_in_by_link_opens_the_lock_as_its_page_says(client: Client, ada: User) -> None:
     fail(10)
-    client.post(f"/login/{services.make_login_link(ada)}/", REMOTE_ADDR=HERE)
+    submit(client, f"/login/{services.make_login_link(ada)}/", REMOTE_ADDR=HERE)
     assert sign_in() == 302
 
 
 def test_names_that_no_one_has_are_answered_in_the_same_way(ada: User) -> None:
     def answers(name: str) -> list[tuple[int, str]]:
         """Without the page's time and its CSRF token."""
-        given = {"username": name, "password": "wrong"}
-        posts = [Client().post("/login/", given, REMOTE_ADDR=HERE) for _ in range(11)]
+        posts = [give_password(name, "wrong") for _ in range(11)]
         pages = [re.sub(r'data-now="\d+"|name="csrfmiddlewaretoken" value="\w+"', "", post.text) for post in posts]
         return [(post.status_code, page.replace(name, "NAME")) for post, page in zip(posts, pages, strict=True)]
 
@@ -116,7 +128,7 @@ def test_passwords_tried_at_the_same_moment_are_checked_ten_times_at_most(ada: U
 
     user_login_failed.connect(count)
     try:
-        statuses = at_once(*[lambda: sign_in(password="wrong")] * 16)
+        statuses = at_the_same_moment(16, "wrong")
     finally:
         user_login_failed.disconnect(count)
     assert checked == 10 * ["ada"]
@@ -126,18 +138,29 @@ def test_passwords_tried_at_the_same_moment_are_checked_ten_times_at_most(ada: U
 
 
 def test_right_passwords_at_the_same_moment_all_sign_in(ada: User, transactional_db: None) -> None:
-    assert at_once(*[sign_in] * 4) == 4 * [302]
+    assert at_the_same_moment(4, PASSWORD) == 4 * [302]
 
 
-@pytest.mark.parametrize("page", ["/account/confirm/", "/account/password/"])
-def test_every_page_that_asks_for_the_password_counts_for_the_name(client: Client, ada: User, page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "field", "new"),
+    [
+        ("/account/confirm/", "password", {}),
+        (
+            "/account/password/",
+            "old_password",
+            {"new_password1": NEW, "new_password2": NEW},
+        ),
+    ],
+)
+def test_every_page_that_asks_for_the_password_counts_for_the_name(
+    client: Client, ada: User, page: str, field: str, new: dict[str, str]
+) -> None:
     client.force_login(ada)
-    new = {"new_password1": "another long password", "new_password2": "another long password"}
     for _ in range(10):
-        answer = client.post(page, {"password": "wrong", "old_password": "wrong", **new}, REMOTE_ADDR=HERE)
+        answer = submit(client, page, {field: "wrong", **new}, REMOTE_ADDR=HERE)
     assert answer.status_code == 429
     assert "<b>ada</b>" in answer.text
-    right = client.post(page, {"password": PASSWORD, "old_password": PASSWORD, **new}, REMOTE_ADDR=HERE)
+    right = submit(client, page, {field: PASSWORD, **new}, REMOTE_ADDR=HERE)
     assert (right.status_code, sign_in()) == (429, 429)
     ada.refresh_from_db()
     assert ada.check_password(PASSWORD)

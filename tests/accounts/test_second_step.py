@@ -14,13 +14,13 @@ from django.core.cache import caches
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from tests.factories import make_user
-from tests.forms import submit
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery"
@@ -56,17 +56,21 @@ def signed_in(client: Client) -> bool:
 
 
 def give_password(client: Client, name: str = "ada") -> Any:
-    return client.post("/login/", {"username": name, "password": PASSWORD, "next": "/account/tokens/"})
+    return submit(client, "/login/?next=/account/tokens/", {"username": name, "password": PASSWORD})
+
+
+def give_code(client: Client, given: str, **request: Any) -> Any:
+    return submit(client, "/login/code/", {"code": given}, **request)
 
 
 def test_a_password_alone_signs_nobody_in_who_has_an_app(client: Client, with_app: User) -> None:
     assert give_password(client)["Location"] == "/login/code/"
     assert not signed_in(client)
     assert client.get("/account/tokens/").status_code == 302
-    page = client.post("/login/code/", {"code": "000000"})
+    page = give_code(client, "000000")
     assert "wrong or was already used" in page.content.decode()
     assert not signed_in(client)
-    assert client.post("/login/code/", {"code": code()})["Location"] == "/account/tokens/"
+    assert give_code(client, code())["Location"] == "/account/tokens/"
     assert signed_in(client)
     entry = AuditEntry.objects.get(action=AuditAction.SIGNED_IN)
     assert entry.changes == {"with": [None, "password, authenticator app"]}
@@ -75,15 +79,15 @@ def test_a_password_alone_signs_nobody_in_who_has_an_app(client: Client, with_ap
 def test_a_code_works_once(client: Client, with_app: User) -> None:
     used = code()
     give_password(client)
-    client.post("/login/code/", {"code": used})
+    give_code(client, used)
     other = Client()
     give_password(other)
-    other.post("/login/code/", {"code": used})
+    give_code(other, used)
     assert not signed_in(other)
 
 
 def test_a_sign_in_link_and_an_invite_end_at_the_second_step_too(client: Client, with_app: User) -> None:
-    answer = client.post(f"/login/{services.make_login_link(with_app)}/")
+    answer = submit(client, f"/login/{services.make_login_link(with_app)}/")
     assert answer["Location"] == "/login/code/"
     assert not signed_in(client)
 
@@ -95,7 +99,7 @@ def test_a_recovery_code_signs_in_once(client: Client, ada: User) -> None:
     first, second = Client(), Client()
     for browser in (first, second):
         give_password(browser)
-        browser.post("/login/code/", {"code": codes[0]})
+        give_code(browser, codes[0])
     assert signed_in(first)
     assert not signed_in(second)
     assert "9 codes are left" in " ".join(first.get("/account/two-step/").content.decode().split())
@@ -105,13 +109,13 @@ def set_up(client: Client) -> list[str]:
     """Turns on an app as a person does; returns the recovery codes."""
     asked = client.get("/account/two-step/app/")
     assert asked["Location"].startswith("/account/confirm/?next=")
-    assert client.post(asked["Location"], {"password": "wrong"}).status_code == 200
-    client.post(asked["Location"], {"password": PASSWORD})
-    page = client.get("/account/two-step/app/").content.decode()
-    secret = re.search(r'id="totp-key"\s+value="(\w+)"', page)
+    assert submit(client, asked["Location"], {"password": "wrong"}).status_code == 200
+    submit(client, asked["Location"], {"password": PASSWORD})
+    page = client.get("/account/two-step/app/")
+    secret = re.search(r'id="totp-key"\s+value="(\w+)"', page.content.decode())
     assert secret
-    assert 'src="data:image/svg+xml;base64,' in page
-    done = client.post("/account/two-step/app/", {"code": code(secret[1])}, follow=True)
+    assert 'src="data:image/svg+xml;base64,' in page.content.decode()
+    done = submit(client, page, {"code": code(secret[1])}, follow=True)
     assert Authenticator.objects.get(type="totp").data["secret"] != secret[1]  # it is encrypted
     return re.findall(r"\b\d{8}\b", done.content.decode())
 
@@ -129,11 +133,23 @@ def test_setting_it_up_needs_the_password_and_shows_codes_once(client: Client, a
 
 def test_it_is_turned_off_after_a_confirmation(client: Client, with_app: User) -> None:
     client.force_login(with_app)
-    asked = client.post("/account/two-step/app/remove/")
+    asked = client.get("/account/two-step/app/remove/")
+    confirmed = submit(client, asked["Location"], {"password": PASSWORD})
     assert Authenticator.objects.exists()
-    client.post(asked["Location"], {"password": PASSWORD})
+    submit(client, confirmed["Location"])
     assert not Authenticator.objects.exists()
     assert AuditEntry.objects.filter(kind=AuditKind.SECOND_STEP, action=AuditAction.DELETED, name="ada").exists()
+
+
+def test_a_form_that_is_sent_long_after_a_confirmation_needs_another_one(client: Client, with_app: User) -> None:
+    client.force_login(with_app)
+    asked = client.get("/account/two-step/app/remove/")
+    form = open_form(client, submit(client, asked["Location"], {"password": PASSWORD})["Location"])
+    with override_settings(ACCOUNT_REAUTHENTICATION_TIMEOUT=0):
+        asked = form.send()
+    assert Authenticator.objects.exists()
+    submit(client, asked["Location"], {"password": PASSWORD})
+    assert not Authenticator.objects.exists()
 
 
 def test_wrong_codes_are_limited_for_the_user_from_all_addresses(
@@ -142,8 +158,8 @@ def test_wrong_codes_are_limited_for_the_user_from_all_addresses(
     monkeypatch.setattr(attempts, "MOST_CODES", 3)
     give_password(client)
     for last in range(3):
-        client.post("/login/code/", {"code": "000000"}, REMOTE_ADDR=f"198.51.100.{last}")
-    page = client.post("/login/code/", {"code": code()}, REMOTE_ADDR="198.51.100.9").content.decode()
+        give_code(client, "000000", REMOTE_ADDR=f"198.51.100.{last}")
+    page = give_code(client, code(), REMOTE_ADDR="198.51.100.9").content.decode()
     assert "Too many wrong codes" in page
     assert not signed_in(client)
 
@@ -154,11 +170,11 @@ def test_wrong_codes_and_confirmations_count_for_the_address(
     monkeypatch.setattr(attempts, "MOST", 2)
     give_password(client)
     for _ in range(2):
-        client.post("/login/code/", {"code": "000000"})
+        give_code(client, "000000")
     assert give_password(Client()).status_code == 429
     other = Client()
     other.force_login(with_app)
-    assert other.post("/account/confirm/", {"password": PASSWORD}).status_code == 429
+    assert submit(other, "/account/confirm/", {"password": PASSWORD}).status_code == 429
 
 
 def test_a_secret_of_another_key_is_an_error_that_says_what_to_do(
@@ -168,7 +184,7 @@ def test_a_secret_of_another_key_is_an_error_that_says_what_to_do(
     row = Authenticator.objects.get()
     row.data = {"secret": "gAAAAA-of-another-key"}
     row.save()
-    assert "Ask an admin to reset it" in client.post("/login/code/", {"code": code()}).content.decode()
+    assert "Ask an admin to reset it" in give_code(client, code()).content.decode()
 
 
 def test_an_admin_sees_who_has_it_and_resets_it_which_is_recorded(client: Client, with_app: User) -> None:
@@ -184,6 +200,7 @@ def test_an_admin_sees_who_has_it_and_resets_it_which_is_recorded(client: Client
 
 
 def test_staff_who_are_no_deployment_admins_reset_nothing(client: Client, with_app: User) -> None:
+    """Their page offers no such action."""
     from django.contrib.auth.models import Permission
 
     staff = make_user("staff", is_staff=True)
@@ -213,7 +230,7 @@ def test_an_admin_who_needs_it_can_only_set_it_up(client: Client, settings: Any)
     assert "Admins need two-step sign-in" in client.get("/account/two-step/").content.decode()
     set_up(client)
     assert client.get("/admin/").status_code == 200
-    client.post("/account/two-step/app/remove/")  # the last one stays
+    submit(client, "/account/two-step/app/remove/")  # the last one stays
     assert Authenticator.objects.filter(user=root, type="totp").exists()
     assert give_password(Client(), "root")["Location"] == "/login/code/"
 
@@ -241,9 +258,12 @@ def test_beginning_with_a_passkey_is_limited_and_its_session_is_short(
 
 
 def test_what_no_passkey_made_signs_nobody_in(client: Client, ada: User) -> None:
+    """The page's script, passkeys.js, fills in the hidden field."""
+    form = open_form(client, "/login/", to="/login/passkey/")
     client.get("/login/passkey/", headers={"Accept": "application/json"})
     for sent in ("", "{}", '{"id": "x", "response": {"userHandle": "MQ"}}', "[]"):
-        assert client.post("/login/passkey/", {"credential": sent}).status_code in (200, 302, 400)
+        answer = client.post("/login/passkey/", {**form.values, "credential": sent})
+        assert answer.status_code in (200, 302, 400)
         assert not signed_in(client)
 
 
@@ -252,7 +272,7 @@ def test_a_page_makes_no_more_statements_where_it_is_required(
 ) -> None:
     User.objects.update(is_superuser=True)
     give_password(client)
-    client.post("/login/code/", {"code": code()})
+    give_code(client, code())
     with CaptureQueriesContext(connection) as before:
         assert client.get("/account/tokens/").status_code == 200
     settings.DSTACKWEB_TWO_STEP_FOR_ADMINS = True

@@ -14,6 +14,7 @@ from dstackweb.accounts.models import Session, User
 from dstackweb.audit.models import AuditAction, AuditEntry
 from dstackweb.lib.errors import NotFound
 from tests.factories import make_user
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery"
@@ -27,7 +28,7 @@ def ada() -> User:
 
 def browser(user: User, program: str = "Firefox", address: str = "192.0.2.7") -> Client:
     client = Client(headers={"User-Agent": program}, REMOTE_ADDR=address)
-    answer = client.post("/login/", {"username": user.username, "password": PASSWORD})
+    answer = submit(client, "/login/", {"username": user.username, "password": PASSWORD})
     assert answer.status_code == 302
     return client
 
@@ -55,23 +56,25 @@ def test_all_browsers_of_a_user_are_listed_and_none_of_others(ada: User) -> None
 def test_a_browser_is_signed_out_from_another(ada: User) -> None:
     here, there = browser(ada), browser(ada)
     (other,) = (one for one in sessions.of_user(ada, key_of(here)) if not one.is_this)
-    assert here.post(f"{PAGE}{other.handle}/end/").status_code == 302
+    sign_out = open_form(here, PAGE, to=f"/{other.handle}/end/")
+    assert sign_out.send().status_code == 302
     assert is_in(here)
     assert not is_in(there)
-    assert here.post(f"{PAGE}{other.handle}/end/").status_code == 404
+    assert sign_out.send().status_code == 404
     assert AuditEntry.objects.filter(action=AuditAction.SIGNED_OUT, actor_id=ada.pk, name="ada").count() == 1
 
 
 def test_all_others_are_signed_out_at_once(ada: User) -> None:
     here, others = browser(ada), [browser(ada) for _ in range(3)]
     bob = browser(make_user("bob", password=PASSWORD))
-    assert "3 other browsers" in here.post(f"{PAGE}others/end/", follow=True).content.decode()
+    assert "3 other browsers" in submit(here, PAGE, to="/others/end/", follow=True).content.decode()
     assert is_in(here)
     assert is_in(bob)
     assert not any(is_in(client) for client in others)
 
 
 def test_nobody_signs_out_the_browsers_of_others(ada: User) -> None:
+    """No page of theirs names them."""
     mine, bob = browser(ada), make_user("bob", password=PASSWORD)
     (own,) = sessions.of_user(ada)
     assert browser(bob).post(f"{PAGE}{own.handle}/end/").status_code == 404

@@ -23,6 +23,7 @@ from dstackweb.accounts.models import Invite, Membership, Project, User
 from dstackweb.audit.models import AuditAction, AuditEntry
 from dstackweb.env import GroupRole
 from tests.factories import join, make_project, make_user
+from tests.forms import open_form, submit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PASSWORD = "correct horse battery"
@@ -66,9 +67,14 @@ def person(provider: str, sub: str, groups: Sequence[str] = (), **claims: Any) -
     return sub
 
 
-def come_back(client: Client, sub: str, **fields: str) -> Any:
-    """Go to the provider, say there who one is, and come back."""
-    there = client.post("/login/sso/", fields)
+def go_there(client: Client, page: Any) -> Any:
+    """Press the page's button of the provider."""
+    return submit(client, page, to="/login/sso/")
+
+
+def come_back(client: Client, sub: str, page: Any = "/login/") -> Any:
+    """Go to the provider from this page, say there who one is, and come back."""
+    there = go_there(client, page)
     assert there.status_code == 302, there.content.decode()
     allowed = httpx.post(there["Location"], data={"sub": sub})
     back = urlsplit(allowed.headers["Location"])
@@ -86,7 +92,7 @@ def test_a_member_of_a_mapped_group_gets_an_account_and_the_role(
 ) -> None:
     assert "Continue with Example login" in " ".join(client.get("/login/").content.decode().split())
     ann = person(provider, "ann", ["ml-team", "other"], name="Ann Lee", email="ann@example.org")
-    assert come_back(client, ann, next="/p/main/runs/")["Location"] == "/p/main/runs/"
+    assert come_back(client, ann, "/login/?next=/p/main/runs/")["Location"] == "/p/main/runs/"
     assert signed_in(client) == "ann"
     user = User.objects.get(username="ann")
     assert (user.get_full_name(), user.email) == ("Ann Lee", "ann@example.org")
@@ -133,14 +139,14 @@ def test_without_a_group_or_an_invite_there_is_no_account(client: Client, provid
 def test_an_invite_lets_in_who_signs_on_elsewhere(client: Client, provider: str, project: Project) -> None:
     ned = join(project, make_user("ned"), "admin")
     _row, token = services.invite(project, ned, "viewer")
-    assert f'name="invite" value="{token}"' in client.get(f"/invite/{token}/").content.decode()
-    come_back(client, person(provider, "fay"), invite=token)
+    late = Client()
+    opened = late.get(f"/invite/{token}/")
+    come_back(client, person(provider, "fay"), f"/invite/{token}/")
     user = User.objects.get(username="fay")
     assert role_in(project, user) == "viewer"
     assert not Membership.objects.get(user=user).by_group
     assert Invite.objects.get().used_by == user
-    late = Client()
-    assert "You need an invite" in come_back(late, person(provider, "gus"), invite=token).content.decode()
+    assert "You need an invite" in come_back(late, person(provider, "gus"), opened).content.decode()
 
 
 def test_an_account_of_the_same_address_is_neither_taken_over_nor_doubled(
@@ -160,20 +166,20 @@ def test_an_account_is_connected_after_a_confirmation_and_disconnected(
 ) -> None:
     ivy = make_user("ivy", password=PASSWORD)
     client.force_login(ivy)
-    asked = come_back(client, person(provider, "ivy-there"), process="connect")
+    asked = come_back(client, person(provider, "ivy-there"), "/account/")
     assert not SocialAccount.objects.exists()
-    assert client.post(asked["Location"], {"password": PASSWORD})["Location"] == "/account/"
+    assert submit(client, asked["Location"], {"password": PASSWORD})["Location"] == "/account/"
     assert SocialAccount.objects.get().user == ivy
     other = Client()
     come_back(other, "ivy-there")
     assert signed_in(other) == "ivy"
-    client.post("/account/sso/disconnect/")
+    submit(client, "/account/", to="/account/sso/disconnect/")
     assert not SocialAccount.objects.exists()
 
 
 def test_the_only_way_in_is_not_disconnected(client: Client, provider: str, project: Project) -> None:
     come_back(client, person(provider, "jan", ["ops"]))
-    answer = client.post("/account/sso/disconnect/")
+    answer = submit(client, "/account/", to="/account/sso/disconnect/")
     assert answer.status_code == 409
     assert "Ask an admin for a password link first" in answer.content.decode()
     assert SocialAccount.objects.exists()
@@ -192,7 +198,7 @@ def test_an_answer_that_nobody_asked_for_and_a_refusal_sign_nobody_in(client: Cl
     forged = client.get("/login/sso/callback/", {"code": "x", "state": "x"})
     assert forged.status_code == 401
     assert "Single sign-on failed" in forged.content.decode()
-    there = client.post("/login/sso/")
+    there = go_there(client, "/login/")
     state = re.search(r"state=(\w+)", there["Location"])
     assert state
     refused = client.get("/login/sso/callback/", {"error": "access_denied", "state": state[1]})
@@ -202,15 +208,16 @@ def test_an_answer_that_nobody_asked_for_and_a_refusal_sign_nobody_in(client: Cl
 
 def test_a_provider_that_is_away_is_an_error_page(client: Client, settings: Any) -> None:
     settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"][0]["settings"]["server_url"] = "http://localhost:9"
-    answer = client.post("/login/sso/")
+    answer = go_there(client, "/login/")
     assert answer.status_code == 502
     assert "did not answer as expected" in answer.content.decode()
 
 
 def test_without_a_provider_there_is_no_button_and_no_address(client: Client, settings: Any) -> None:
+    form = open_form(client, "/login/", to="/login/sso/")
     settings.DSTACKWEB_OIDC_URL = ""
     assert "/login/sso/" not in client.get("/login/").content.decode()
-    assert client.post("/login/sso/").status_code == 404
+    assert form.send().status_code == 404
 
 
 def test_an_inactive_account_is_not_signed_in(client: Client, provider: str, project: Project) -> None:

@@ -15,9 +15,11 @@ from dstackweb.accounts.access import allows, limited
 from dstackweb.accounts.models import ApiToken, Project, Role, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Invalid, NotFound
 from tests.factories import make_project, make_run, make_user
+from tests.forms import open_form, submit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 PASSWORD, NEW = "correct horse battery", "a better staple 17"
+PAGE = "/account/password/"
 RUN = {"config": {"type": "task", "commands": ["true"]}}
 
 
@@ -102,34 +104,34 @@ def test_a_token_for_a_project_of_others_is_refused(member: User) -> None:
 
 def test_the_page_makes_a_limited_token(project: Project, member: User, client: Client) -> None:
     client.force_login(member)
-    values = {"name": "ci", "scope": "submit", "project": project.pk, "days": "30"}
-    page = client.post("/account/tokens/create/", values).content.decode()
+    form = open_form(client, "/account/tokens/", having="scope")
+    wanted = {"name": "ci", "scope": "submit", "project": project.pk, "days": "30"}
+    page = form.send(wanted).content.decode()
     row = ApiToken.objects.get()
     assert (row.scope, row.project) == ("submit", project)
     assert row.expires_at is not None
     assert abs(row.expires_at - timezone.now() - timedelta(days=30)) < timedelta(hours=1)
     assert "read and submit" in page
-    other = make_project("other")
-    assert client.post("/account/tokens/create/", values | {"project": other.pk}).status_code == 422
+    forged = form.filled(wanted) | {"project": make_project("other").pk}  # which the page doesn't offer
+    assert client.post("/account/tokens/create/", forged).status_code == 422
     assert ApiToken.objects.count() == 1
 
 
 def test_a_changed_password_revokes_all_tokens_when_asked_to(boss: User, client: Client) -> None:
     made = [services.create_token(boss, name)[1] for name in ("laptop", "ci")]
-    change = {"old_password": PASSWORD, "new_password1": NEW, "new_password2": NEW}
     client.force_login(boss)
-    client.post("/account/password/", change)
+    submit(client, PAGE, {"old_password": PASSWORD, "new_password1": NEW, "new_password2": NEW})
     assert [tokens.authenticate_token(token) for token in made] == [boss, boss]
-    change = {"old_password": NEW, "new_password1": PASSWORD, "new_password2": PASSWORD, "revoke_tokens": "on"}
-    client.post("/account/password/", change)
+    change = {"old_password": NEW, "new_password1": PASSWORD, "new_password2": PASSWORD}
+    submit(client, PAGE, {**change, "revoke_tokens": True})
     assert [tokens.authenticate_token(token) for token in made] == [None, None]
 
 
 def test_a_wrong_old_password_revokes_nothing(boss: User, client: Client) -> None:
     _row, token = services.create_token(boss, "laptop")
     client.force_login(boss)
-    change = {"old_password": "wrong", "new_password1": NEW, "new_password2": NEW, "revoke_tokens": "on"}
-    client.post("/account/password/", change)
+    change = {"old_password": "wrong", "new_password1": NEW, "new_password2": NEW}
+    submit(client, PAGE, {**change, "revoke_tokens": True})
     assert tokens.authenticate_token(token) == boss
 
 

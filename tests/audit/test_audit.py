@@ -41,6 +41,7 @@ from dstackweb.runs.services import find_queue, stop
 from dstackweb.scheduler.processes import retention
 from dstackweb.wording import audit as words
 from tests.factories import join, make_host, make_project, make_run, make_user
+from tests.forms import submit
 from tests.support import REPO
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
@@ -183,10 +184,10 @@ def test_sign_ins_fail_and_succeed_with_their_address_and_way(project: Project, 
     make_user("ada", password="correct horse battery")
     AuditEntry.objects.all().delete()
     for password in ("wrong", "correct horse battery"):
-        client.post("/login/", {"username": "ada", "password": password}, REMOTE_ADDR="198.51.100.9")
-    client.post("/logout/", REMOTE_ADDR="198.51.100.9")
+        submit(client, "/login/", {"username": "ada", "password": password}, REMOTE_ADDR="198.51.100.9")
+    submit(client, "/account/", to="/logout/", REMOTE_ADDR="198.51.100.9")
     link = services.make_login_link(User.objects.get(username="ada"))
-    client.post(f"/login/{link}/", REMOTE_ADDR="198.51.100.9")
+    submit(client, f"/login/{link}/", REMOTE_ADDR="198.51.100.9")
     found = list(AuditEntry.objects.exclude(kind="sign_in_link").order_by("id"))
     assert [(entry.action, entry.actor_name, entry.name, entry.changes) for entry in found] == [
         ("sign_in_failed", "no one signed in", "ada", {}),

@@ -229,6 +229,7 @@ def test_own_hosts_can_be_disabled_and_cannot_be_tested_or_deleted(admin: Client
     hosts = ensure_embedded_backend()
     page = admin.get(change(hosts)).content.decode()
     assert "Test connection" not in page
+    # What no page sends:
     assert admin.post(reverse("admin:backends_backend_test", args=[hosts.pk])).status_code == 404
     assert admin.post(reverse("admin:backends_backend_delete", args=[hosts.pk]), {"post": "yes"}).status_code == 403
     chosen = {"action": "delete_selected", "_selected_action": [hosts.pk]}
@@ -322,6 +323,7 @@ def test_a_form_that_cannot_be_right_is_not_tested(admin: Client, asked: list[An
 
 
 def test_only_those_who_may_change_backends_test_them(client: Client, aws: Backend, asked: list[Any]) -> None:
+    """No page of others has the button."""
     client.force_login(factories.make_user("guest", is_staff=True))
     for page in (
         reverse("admin:backends_backend_test_new"),
@@ -341,7 +343,8 @@ def test_users_with_view_permission_see_the_settings_and_no_button(client: Clien
     assert "eu-west-1" in page
     assert "Test connection" not in page
     assert ACCESS_KEY not in page
-    assert client.post(reverse("admin:backends_backend_test", args=[aws.pk]), WITH_KEY).status_code == 403
+    by_hand = client.post(reverse("admin:backends_backend_test", args=[aws.pk]), WITH_KEY)
+    assert by_hand.status_code == 403
 
 
 def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:

@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from tests import containers
+from tests.forms import body_of
 from tests.second_machine import Machine
 from tests.server import TOKEN
 from tests.servers import free_port
@@ -191,9 +192,7 @@ def host(compose: Compose, open_home: Path) -> Iterator[Machine]:
 def test_the_page_is_served_with_its_static_files_by_a_user_without_rights(compose: Compose) -> None:
     link = compose("exec", "-T", "server", "dstackweb-server", "login_link").decode().strip()
     with httpx.Client(follow_redirects=True, timeout=60) as browser:
-        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get(link).text)
-        assert token is not None
-        page = browser.post(link, data={"csrfmiddlewaretoken": token[1]})
+        page = browser.post(link, data=body_of(browser.get(link).text))
         assert page.status_code == 200
         assert "admin" in page.text
         files = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 import dstackweb
+from tests.forms import body_of
 from tests.server import TOKEN
 from tests.support import REPO, eventually, free_port
 
@@ -161,8 +162,7 @@ def test_a_server_from_the_wheel_serves_runs_reloads_and_comes_back_from_a_backu
         link = subprocess.run(login, shell=True, env=install.env, capture_output=True, text=True, check=True).stdout
         with httpx.Client(follow_redirects=True) as browser:
             confirm = browser.get(link.strip())
-            [token] = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', confirm.text)
-            browser.post(link.strip(), data={"csrfmiddlewaretoken": token}, headers={"Referer": link.strip()})
+            browser.post(link.strip(), data=body_of(confirm.text), headers={"Referer": link.strip()})
             submit = browser.get(client.base_url.join("/p/main/submit/"))
         assert submit.status_code == 200
         examples = {path.stem for path in (REPO / "examples").glob("*.yaml")}

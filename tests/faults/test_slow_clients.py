@@ -15,6 +15,7 @@ import pytest
 
 from dstackweb import web_worker
 from dstackweb.web_worker import Channel, Parser, maintain
+from tests.forms import body_of
 from tests.server import PASSWORD, TOKEN, Server
 
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("faults")]
@@ -83,9 +84,8 @@ def test_others_are_served_while_clients_do_not_take_long_logs(server: Server) -
     log.write_bytes(b"a" * 30_000_000)  # more than this server's limit
     with ExitStack() as stack:
         browser = stack.enter_context(httpx.Client(base_url=server.url, follow_redirects=True, timeout=30))
-        form = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get("/login/").text)
-        assert form is not None
-        browser.post("/login/", data={"username": "admin", "password": PASSWORD, "csrfmiddlewaretoken": form[1]})
+        body = body_of(browser.get("/login/").text, {"username": "admin", "password": PASSWORD})
+        browser.post("/login/", data=body)
         cookies = "; ".join(f"{cookie}={value}" for cookie, value in browser.cookies.items())
         get = f"GET /p/main/runs/{name}/log/?download=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookies}\r\n\r\n"
         size = int(browser.head(f"/p/main/runs/{name}/log/?download=1").headers["Content-Length"])

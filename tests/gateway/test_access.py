@@ -23,6 +23,7 @@ from dstackweb.runs.launch import job_token, runner_spec
 from dstackweb.runs.models import Job, Run, RunActivity
 from dstackweb.runs.service_codes import GatewayProblem
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.forms import submit
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGmqQSMV9DLyyOSFo3M8bQ9xZXuDkpuUUJ7n3N9mVtXo"
 pytestmark = pytest.mark.django_db
@@ -212,11 +213,13 @@ def test_keys_are_added_once_named_by_their_comment_and_removed_by_their_user(me
     assert ssh_keys.add(other, ED25519, "desk").name == "desk"
     client = Client()
     client.force_login(member)
-    assert "mia@laptop" in client.get("/account/ssh-keys/").content.decode()
-    assert client.post(f"/account/ssh-keys/{other.ssh_keys.get().pk}/remove/").status_code == 404
-    assert client.post(f"/account/ssh-keys/{key.pk}/remove/").status_code == 302
-    assert client.post("/account/ssh-keys/", {"public_key": "x", "name": ""}).status_code == 422
-    assert client.post("/account/ssh-keys/", {"public_key": ED25519, "name": "new"}).status_code == 302
+    page = "/account/ssh-keys/"
+    assert "mia@laptop" in client.get(page).content.decode()
+    theirs = client.post(f"{page}{other.ssh_keys.get().pk}/remove/")  # which the page doesn't name
+    assert theirs.status_code == 404
+    assert submit(client, page, to=f"/{key.pk}/remove/").status_code == 302
+    assert submit(client, page, {"public_key": "x", "name": ""}).status_code == 422
+    assert submit(client, page, {"public_key": ED25519, "name": "new"}).status_code == 302
     assert member.ssh_keys.get().name == "new"
 
 

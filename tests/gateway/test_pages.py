@@ -12,6 +12,7 @@ import aiohttp
 import httpx
 import pytest
 
+from tests.forms import body_of
 from tests.gateway.conftest import Gateway
 from tests.server import PASSWORD
 from tests.support import eventually, run_async
@@ -40,9 +41,8 @@ def dashboard(gateway: Gateway) -> httpx.Client:
     """A browser that is signed in to the dashboard."""
     client = httpx.Client(base_url=gateway.server.url, timeout=30)
     page = client.get("/login/", follow_redirects=True)
-    token = page.text.partition('name="csrfmiddlewaretoken" value="')[2].partition('"')[0]
-    fields = {"username": "admin", "password": PASSWORD, "csrfmiddlewaretoken": token}
-    done = client.post(str(page.url), data=fields, headers={"Referer": str(page.url)})
+    body = body_of(page.text, {"username": "admin", "password": PASSWORD})
+    done = client.post(str(page.url), data=body, headers={"Referer": str(page.url)})
     assert done.status_code == 302, done.text
     return client
 

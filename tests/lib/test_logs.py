@@ -76,7 +76,7 @@ def test_the_token_of_a_link_that_is_refused_is_in_no_log(
     formatter: logging.Formatter, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = secrets.token_urlsafe(32)
-    client = Client(enforce_csrf_checks=True)
+    client = Client(enforce_csrf_checks=True)  # whose forms come from no page
     assert client.post(f"/{kind}/{token}/", {"name": "x"}).status_code == 403
     assert client.get(f"/{kind}/{token}/more").status_code == 404
     lines = [formatter.format(record) for record in caplog.records]

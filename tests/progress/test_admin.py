@@ -27,6 +27,7 @@ def test_the_admin_shows_reporters_with_their_run_and_whether_it_is_settled(
 
 
 def test_nothing_that_is_counted_can_be_written_in_the_admin(project: Project, admin_client: Client) -> None:
+    """Its pages only show it, and what they don't send is refused."""
     scope_id = counters.ensure_scope(project.pk)
     assert admin_client.get(reverse("admin:progress_scope_add")).status_code == 403
     assert admin_client.post(reverse("admin:progress_scope_change", args=[scope_id]), {"total": 5}).status_code == 403

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications.models import Delivery
@@ -23,7 +24,7 @@ MINUTE_MS = 60_000
 
 
 class Prefix:
-    """A prefix whose tasks end, with what is told of it."""
+    """A prefix whose tasks end, with the watch over it."""
 
     def __init__(self) -> None:
         self.watch, self.counts, self.now_ms = Watch(), Counts(0, 0), START_MS
@@ -126,11 +127,11 @@ def told(run: Run) -> list[dict[str, object]]:
 
 @pytest.mark.django_db
 def test_failing_tasks_are_an_event_of_their_run_and_a_notification_to_its_owner(
-    run: Run, member: User, django_capture_on_commit_callbacks: object
+    run: Run, member: User, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     version = Run.objects.get(pk=run.pk).version
     report(run, START_MS, done=80)
-    with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]  # a fixture without a type
+    with django_capture_on_commit_callbacks(execute=True):
         report(run, START_MS + 1000, failed=20)
     assert told(run) == [{"prefix": "load", "was": 0, "now": 20, "failed": 20, "ended": 100}]
     delivery = Delivery.objects.get(event="tasks_fail")

@@ -18,6 +18,7 @@ from dstackweb.notifications.models import ChannelKind
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.wording import units
 from tests.factories import join, make_project, make_user
+from tests.forms import submit
 
 pytestmark = pytest.mark.django_db
 CHINESE = {"accept-language": "zh-CN,zh;q=0.9,en;q=0.8"}
@@ -46,8 +47,8 @@ def language(answer: Any) -> str:
     return str(answer.headers["Content-Language"])
 
 
-def choose(client: Client, code: str, to: str = "/account/") -> Any:
-    return client.post("/language/", {"language": code, "next": to})
+def choose(client: Client, code: str, page: str = "/account/") -> Any:
+    return submit(client, page, to="/language/", button=f"language={code}")
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,10 @@ def test_a_choice_before_signing_in_is_kept_by_the_browser_and_leads_back() -> N
 
 
 def test_nobody_is_sent_to_another_site_or_to_a_language_that_is_not_there(browser: Client, mia: User) -> None:
-    assert choose(browser, "zh-hans", "https://evil.example/")["Location"] == "/"
-    choose(browser, "xx")
+    """By fields that no page sends."""
+    away = browser.post("/language/", {"language": "zh-hans", "next": "https://evil.example/"})
+    assert away["Location"] == "/"
+    browser.post("/language/", {"language": "xx", "next": "/account/"})
     mia.refresh_from_db()
     assert mia.language == "zh-hans"
 
@@ -90,15 +93,31 @@ def test_a_choice_in_the_menu_follows_the_account_to_another_browser(browser: Cl
 
 
 def test_the_account_page_sets_the_language_and_gives_it_back_to_the_browser(browser: Client, mia: User) -> None:
-    fields = {"first_name": "", "last_name": "", "email": mia.email, "time_zone": ""}
-    browser.post("/account/", fields | {"language": "zh-hans"})
+    submit(browser, "/account/", {"language": "zh-hans"}, to="/account/")
     assert language(browser.get("/p/main/queue/")) == "zh-hans"
-    browser.post("/logout/")
+    submit(browser, "/account/", to="/logout/")
     assert language(browser.get("/login/")) == "zh-hans"
     browser.force_login(mia)
-    browser.post("/account/", fields | {"language": ""})
+    submit(browser, "/account/", {"language": ""}, to="/account/")
     assert language(browser.get("/account/")) == "en"
     assert language(browser.get("/account/", headers=CHINESE)) == "zh-hans"
+
+
+@pytest.mark.parametrize(
+    ("page", "changes", "to"),
+    [
+        ("/account/tokens/", {"name": "environment"}, "/account/tokens/"),
+        ("/account/notifications/settings/", {"kind": "slack", "name": "x", "url": "x"}, "/account/notifications/"),
+    ],
+)
+def test_a_choice_on_a_page_that_refuses_a_form_leads_to_one_that_can_be_opened(
+    browser: Client, page: str, changes: dict[str, str], to: str
+) -> None:
+    refused = submit(browser, page, changes)
+    again = submit(browser, refused, changes)
+    assert (refused.status_code, again.status_code) == (422, 422)
+    assert choose(browser, "zh-hans", again)["Location"] == to
+    assert browser.get(to).status_code == 200
 
 
 def test_fragments_of_a_page_are_in_its_language_also_after_another_choice(browser: Client) -> None:

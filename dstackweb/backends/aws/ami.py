@@ -74,9 +74,9 @@ def is_published_for(family: str) -> bool:
 
 def forget(region: str = "") -> None:
     """Forget the images of a region, or of all."""
-    for known in (_ids, _images):
-        for key in [key for key in known if region in ("", key[1])]:
-            del known[key]
+    for cache in (_ids, _images):
+        for key in [key for key in cache if region in ("", key[1])]:
+            del cache[key]
 
 
 def _look_up(config: AwsConfig, region: str, what: str, look: Callable[[], T]) -> T:
@@ -144,9 +144,9 @@ def _read_parameter(aws: Aws, region: str, name: str) -> str:
 
 def _described(aws: Aws, region: str, image_id: str) -> Image:
     answer = aws.call("ec2", region, "DescribeImages", key="Images", ImageIds=[image_id])
-    found: list[dict[str, Any]] = answer["Images"]
-    if not found:
+    images: list[dict[str, Any]] = answer["Images"]
+    if not images:
         raise LaunchFailed(LaunchFailure.AMI, f"{region} has no image {image_id} for this account", image=image_id)
-    root = found[0].get("RootDeviceName", "")
-    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in found[0].get("BlockDeviceMappings", ())}
+    root = images[0].get("RootDeviceName", "")
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in images[0].get("BlockDeviceMappings", ())}
     return Image(image_id, root, int(disks.get(root, {}).get("VolumeSize", 0)))

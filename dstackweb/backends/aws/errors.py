@@ -67,7 +67,7 @@ ALREADY_LAUNCHED = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated
 """The order was carried out before: its instance is found by its tag."""
 
 ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What reading a value raises that is not as expected."""
+"""Exceptions from reading a value that is not as expected."""
 
 IAM_PREFIX = {"service-quotas": "servicequotas"}
 _OPERATION_OF_STS = re.compile(r"AssumeRole|GetCallerIdentity")

@@ -78,8 +78,8 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
         name = described["InstanceType"]
         return read(described, config.architectures, zones.get(name, ())) if config.allows(name) else None
 
-    shown = {"MaxResults": 100, "Filters": filters}
-    kinds = aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", read_one, **shown)
+    params = {"MaxResults": 100, "Filters": filters}
+    kinds = aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", read_one, **params)
     return {kind.name: kind for kind in kinds if kind is not None}
 
 

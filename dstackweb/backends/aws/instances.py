@@ -149,9 +149,9 @@ def read(instance: Mapping[str, Any], region: str) -> CloudInstance:
 def _run(aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image) -> CloudInstance:
     """Launch it in the first place that is left. After one without capacity the next is for another call; those that
     don't offer the type at all, or have no address left, are passed over."""
-    own = config.subnets_in(order.region)
+    subnets = config.subnets_in(order.region)
     zones: Mapping[str, str] = {}
-    if own and (order.zones or order.full_zones):
+    if subnets and (order.zones or order.full_zones):
         zones = instance_types.fetch_subnets(aws, config, order.region)
     places = _places(config, order, zones)
     if not places:
@@ -173,11 +173,11 @@ def _run(aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image) ->
             failures.append(failed)
             if not is_zonal(code):
                 continue
-            if len(own) > 1 and not zones:
+            if len(subnets) > 1 and not zones:
                 zones = instance_types.fetch_subnets(aws, config, order.region)
             full.add(_zone_of(place, zones))
             if launch_failure(code) is LaunchFailure.NO_CAPACITY:
-                elsewhere = any(_zone_of(other, zones) not in full for other in places)
+                elsewhere = any(_zone_of(candidate, zones) not in full for candidate in places)
                 text = aws_error(failed).text
                 refused = LaunchFailed(
                     LaunchFailure.NO_CAPACITY, text, zone=_zone_of(place, zones), elsewhere=elsewhere
@@ -195,16 +195,16 @@ def _zone_of(place: tuple[str | None, str], zones: Mapping[str, str]) -> str:
 
 def _places(config: AwsConfig, order: InstanceOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
     """Subnets and zones to try, in order; None and empty for any. `zones`: those of the subnets."""
-    own = config.subnets_in(order.region)
+    subnets = config.subnets_in(order.region)
     if not order.zones:
-        return [(subnet, "") for subnet in own] or [(None, "")]
-    if not own:
+        return [(subnet, "") for subnet in subnets] or [(None, "")]
+    if not subnets:
         return [(None, zone) for zone in order.zones]
-    return [(subnet, zone) for zone in order.zones for subnet in own if zones.get(subnet) == zone]
+    return [(subnet, zone) for zone in order.zones for subnet in subnets if zones.get(subnet) == zone]
 
 
 def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any], *, waits: bool) -> CloudInstance:
-    """`waits` for its turn in the rate limit; otherwise whoever is next then gets it."""
+    """Launch with these parameters. Unless it `waits`, raise SourceFailed where the rate limit has no turn now."""
     from dstackweb.backends.aws.client import ONCE
 
     patience = ONCE if waits else replace(ONCE, turn_s=0.0)
@@ -242,8 +242,10 @@ def tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInst
 
 
 def described(aws: Aws, region: str, filters: Mapping[str, Sequence[str]]) -> Iterable[dict[str, Any]]:
-    """EC2's instances with these values by filter, each with an ID. Raises SourceFailed, also if one has none: who is
-    missing has ended, so nobody may be left out."""
+    """Fetch EC2's instances with these values by filter.
+
+    Raises SourceFailed, also for an instance without an ID: left out, it would count as ended.
+    """
     params = {"Filters": [{"Name": name, "Values": values} for name, values in filters.items()], "MaxResults": PAGE}
     for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", lambda item: item, **params):
         for instance in (reservation or {}).get("Instances") or [None]:

@@ -120,8 +120,8 @@ class AwsBackend(Cloud):
         """The offers, cheapest first. Raises SourceFailed if nothing is known."""
         allowed = self.config.allow_private_url
         problem = public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
-        name, own = self.backend.name, self._own_use()
-        return offers.join(self.config, readings, requirements, own, backend=name, image=image, url_problem=problem)
+        name, own_use = self.backend.name, self._own_use()
+        return offers.join(self.config, readings, requirements, own_use, backend=name, image=image, url_problem=problem)
 
     def quotas(self, readings: Mapping[SourceKey, SourceReading], region: str) -> Mapping[str, Quota]:
         return offers.Region(self.config, readings, region, self._own_use()[region]).quotas

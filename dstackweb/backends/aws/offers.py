@@ -51,10 +51,10 @@ class Region:
         }
         self.prices: Mapping[str, Decimal] = read("prices").value or {}
         self.spot_prices: Mapping[str, Mapping[str, Decimal]] = read("spot_prices").value or {}
-        limits, others = read("quotas"), read("quota_use")
-        self.quotas = quotas_of(limits.value or {}, others.value, own_use)
+        limits, use = read("quotas"), read("quota_use")
+        self.quotas = quotas_of(limits.value or {}, use.value, own_use)
         self.limits_unknown = _why(limits) if limits.value is None else None
-        self.use_unknown = _why(others) if others.value is None else None
+        self.use_unknown = _why(use) if use.value is None else None
         self.zones: frozenset[str] | None = None
         self.zones_unknown: dict[str, Any] | None = None
         if config.subnets_in(name):
@@ -156,7 +156,7 @@ def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
 
 
 def _quota_verdict(region: Region, kind: InstanceType, spot: bool) -> Verdict:
-    """How many more fit into the account's quota; an unknown quota or use is not a missing one."""
+    """Judge by the account's quota, with how many more instances fit. An unknown quota or use is not a used-up one."""
     if region.limits_unknown is not None:
         return Availability.UNKNOWN, {"code": "quota_unknown", "why": region.limits_unknown}
     code = code_of(kind.name, spot=spot)

@@ -94,8 +94,8 @@ def use_by_others(aws: Aws, region: str, are_own: Callable[[Iterable[str]], Coll
     the backend's own; their use is known from their rows at any time.
     """
     instances = list(_running(aws, region))
-    own = are_own(order for order, _, _ in instances if order)
-    running = Counter((name, spot) for order, name, spot in instances if order not in own)
+    own_orders = are_own(order for order, _, _ in instances if order)
+    running = Counter((name, spot) for order, name, spot in instances if order not in own_orders)
     running.update((name, True) for name in _requested(aws, region))
     kinds = describe(aws, region, (name for name, _ in running))
     used = dict.fromkeys(NAMES, 0)
@@ -115,14 +115,14 @@ def quotas_of(limits: Mapping[str, int], others: Mapping[str, int] | None, own: 
 
 
 def _running(aws: Aws, region: str) -> Iterable[tuple[str, str, bool]]:
-    """The order in an instance's tag (or nothing), its type, and whether it is spot.
+    """Fetch, of each running or starting instance, the order in its tag (or ""), its type, and whether it is spot.
 
     Dedicated hosts and capacity blocks have quotas of their own.
     """
     for instance in described(aws, region, {"instance-state-name": ["pending", "running"]}):
-        own = (instance.get("Placement") or {}).get("Tenancy") == "host"
+        on_dedicated_host = (instance.get("Placement") or {}).get("Tenancy") == "host"
         lifecycle = instance.get("InstanceLifecycle")
-        if not own and lifecycle not in _NOT_COUNTED and instance.get("InstanceType"):
+        if not on_dedicated_host and lifecycle not in _NOT_COUNTED and instance.get("InstanceType"):
             yield read(instance, region).instance, instance["InstanceType"], lifecycle == "spot"
 
 

@@ -97,15 +97,15 @@ class Scheduler:
             raise nonsense(self.address, text="no answer of a scheduler") from error
 
     def ask_each(self, what: str, into: type[T], **data: Any) -> list[T]:
-        """A list of this type, without the items that are not of it, unless that is all of them. Raises as `ask`."""
+        """Ask for a list of this type; items of another type are left out, unless all are. Raises as `ask`."""
         answer = self.ask(what, list[Any], **data)
-        adapter, found = TypeAdapter(into), []
+        adapter, items = TypeAdapter(into), []
         for item in answer:
             with suppress(ValidationError):
-                found.append(adapter.validate_python(item))
-        if answer and not found:
+                items.append(adapter.validate_python(item))
+        if answer and not items:
             raise nonsense(self.address, NonsenseAnswer.ITEMS)
-        return found
+        return items
 
     def _install(self, line: Line) -> None:
         texts = {"op": operation(), "on_worker": _text("on_worker")}

@@ -50,7 +50,7 @@ DIED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", LOST)
 """Failures of the process that watches over a job's command, not of the command."""
 
 ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
-"""What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
+"""Exceptions from reading an answer that is not as expected; times that no calendar has raise OSError."""
 
 _ID_OF_JOB = re.compile(r"(?<=api/jobs/)[^/]+")
 
@@ -223,32 +223,32 @@ def size(cpus: int, memory_mib: int, model: str, gpus: int, more: Resources) -> 
 
 
 def cluster(nodes: Any, status: Any, jobs: Iterable[Job]) -> Cluster:
-    """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises one of ODD.
+    """Parse the cluster from `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises one of ODD.
 
     A node that can't be read is left out, unless that is all of them. Ray writes down what is used every five seconds:
     jobs that were started or have ended since then are counted here.
     """
-    found: dict[str, Node] = {}
+    by_id: dict[str, Node] = {}
     failed: Exception | None = None
     for node in nodes["data"]["result"]["result"]:
         try:
             if node["state"] == "ALIVE":
                 total = {str(name): float(amount) for name, amount in node["resources_total"].items()}
-                found[str(node["node_id"])] = Node(total, dict(total), _model(total))
+                by_id[str(node["node_id"])] = Node(total, dict(total), _model(total))
         except ODD as error:
             failed = error
-    if failed is not None and not found:
+    if failed is not None and not by_id:
         raise failed
     shown = status["data"]["clusterStatus"]
     used = shown["loadMetricsReport"]["usageByNode"] if shown else None
-    for id, node in list(found.items()):
+    for id, node in list(by_id.items()):
         usage = (used or {}).get(id) or {}
         try:
-            found[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
+            by_id[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
         except ODD:
-            del found[id]
-    _correct(found, float(shown["time"]) if used is not None else None, jobs)
-    return Cluster(found, used is not None)
+            del by_id[id]
+    _correct(by_id, float(shown["time"]) if used is not None else None, jobs)
+    return Cluster(by_id, used is not None)
 
 
 def _correct(nodes: dict[str, Node], at: float | None, jobs: Iterable[Job]) -> None:

@@ -58,7 +58,7 @@ JOB_HEADER = "JOBID|NAME|STATE|PARTITION|SUBMIT_TIME|START_TIME|NODELIST|REASON|
 PENDING_FORMAT = "%P|%r|%D|%C|%m|%b"
 """squeue's: partitions, reason, nodes, CPUs of all, memory and GRES of each."""
 PENDING_HEADER = "PARTITION|REASON|NODES|CPUS|"
-"""How its header begins: the names of the last two differ by version."""
+"""Beginning of the header for PENDING_FORMAT; the names of the last two columns differ by version."""
 NO_NODES = "No nodes in the system"
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
 """sacct's. The name is last: users write it."""
@@ -171,8 +171,8 @@ def with_job(
         return None
     filled = partition.nodes[node].with_job(cpus, memory_mib, gpu, count, whole=partition.exclusive)
     return {
-        key: replace(other, nodes={**other.nodes, node: filled}) if node in other.nodes else other
-        for key, other in partitions.items()
+        key: replace(sharing, nodes={**sharing.nodes, node: filled}) if node in sharing.nodes else sharing
+        for key, sharing in partitions.items()
     }
 
 
@@ -190,14 +190,14 @@ class Pending:
 
 
 def pending(queue: str) -> list[Pending]:
-    """Lines of PENDING_FORMAT; what is no number counts as little."""
-    found = []
+    """Parse lines of PENDING_FORMAT; what is no number counts as little."""
+    jobs = []
     for line in queue.splitlines():
         names, reason, nodes, cpus, memory, gres = (line.split("|", 5) + [""] * 6)[:6]
         count = max(1, _number(nodes) or 1)
         each_memory = memory.rstrip("cn").removesuffix("B")
         [(gpu, gpus_each), *_rest] = [*gpus(gres).items(), ("", 0)]
-        found.append(
+        jobs.append(
             Pending(
                 partitions=names.split(","),
                 nodes=count,
@@ -208,7 +208,7 @@ def pending(queue: str) -> list[Pending]:
                 new=reason == "None",
             )
         )
-    return found
+    return jobs
 
 
 def listed(text: str, header: str) -> str:
@@ -252,30 +252,30 @@ def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
     return found
 
 
-def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: Sequence[Pending]) -> dict[str, Partition]:
-    """`scontrol show partitions --oneliner` with its nodes.
+def partitions(text: str, nodes: dict[str, tuple[Node, list[str]]], queue: Sequence[Pending]) -> dict[str, Partition]:
+    """Parse `scontrol show partitions --oneliner`, with `nodes` and their partitions.
 
     Jobs that wait are counted, and those that Slurm has not looked at yet have their room, as if they had started.
     Raises SourceFailed if there is no partition.
     """
     waiting = Counter(name for job in queue if not job.new for name in job.partitions)
-    found = {
-        shown["PartitionName"]: Partition(
-            name=shown["PartitionName"],
-            up=shown.get("State") == "UP",
-            exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
-            nodes={name: node for name, (node, of) in there.items() if shown["PartitionName"] in of},
-            waiting=waiting[shown["PartitionName"]],
+    by_name = {
+        record["PartitionName"]: Partition(
+            name=record["PartitionName"],
+            up=record.get("State") == "UP",
+            exclusive=record.get("OverSubscribe") == "EXCLUSIVE",
+            nodes={name: node for name, (node, of) in nodes.items() if record["PartitionName"] in of},
+            waiting=waiting[record["PartitionName"]],
         )
-        for shown in _records(text, "PartitionName")
+        for record in _records(text, "PartitionName")
     }
-    if not found:
+    if not by_name:
         raise nonsense("scontrol show partitions", NonsenseAnswer.ITEMS)
     for job in queue:
         for _node in range(job.nodes if job.new else 0):
-            tried = (with_job(found, name, job.cpus, job.memory_mib, job.gpu, job.gpus) for name in job.partitions)
-            found = next((after for after in tried if after is not None), found)
-    return found
+            tried = (with_job(by_name, name, job.cpus, job.memory_mib, job.gpu, job.gpus) for name in job.partitions)
+            by_name = next((after for after in tried if after is not None), by_name)
+    return by_name
 
 
 def gpus(gres: str) -> dict[str, int]:

@@ -159,12 +159,12 @@ class SlurmBackend(ClusterBackend):
 
     def fetch(self, key: SourceKey) -> dict[str, Partition]:
         # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
-        said = self.commands.run("squeue", "--states=PENDING", f"--format={commands.PENDING_FORMAT}")
-        queue = commands.listed(said, commands.PENDING_HEADER)
+        squeue = self.commands.run("squeue", "--states=PENDING", f"--format={commands.PENDING_FORMAT}")
+        queue = commands.listed(squeue, commands.PENDING_HEADER)
         nodes = commands.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
-        shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
-        found = commands.partitions(shown, nodes, commands.pending(queue))
-        return {name: partition for name, partition in found.items() if name in self.partitions}
+        scontrol = self.commands.run("scontrol", "show", "partitions", "--oneliner")
+        partitions = commands.partitions(scontrol, nodes, commands.pending(queue))
+        return {name: partition for name, partition in partitions.items() if name in self.partitions}
 
     def take(self, found: dict[str, Partition], order: Allocation) -> dict[str, Partition] | None:
         size = (order.cpus, order.memory_mib, gpu_of(order), order.gpu_count)

@@ -92,7 +92,7 @@ class OfferReader:
 
     @functools.cached_property
     def _rooms(self) -> dict[str, Room]:
-        """What is free of each backend whose room is counted, by name: all are read together."""
+        """The free capacity of each backend whose room is counted, by name; all are read together."""
         readings: list[tuple[Backend, Counted, SourceReading]] = []
         for backend in (backend for name, backend in self.backends.items() if self._is_counted(name)):
             driver = sources.driver_of(backend)
@@ -129,9 +129,9 @@ class OfferReader:
         backend = self.backends[name]
         try:
             if self._is_counted(name):
-                offers = self._rooms[name].offers(spec.requirements, image=spec.image)
-                known = refusals.mark_refused(backend, tuple(replace(offer, kind=backend.kind) for offer in offers))
-                self._answers[key] = list(map(self._unless_tried, known))
+                free = self._rooms[name].offers(spec.requirements, image=spec.image)
+                offers = refusals.mark_refused(backend, tuple(replace(offer, kind=backend.kind) for offer in free))
+                self._answers[key] = list(map(self._unless_tried, offers))
             else:
                 driver = catalog.CachedDriver(backend, wait_s=0)
                 answer = driver.read(spec.requirements, image=spec.image)
@@ -156,16 +156,16 @@ class OfferReader:
 
 
 def orders_by_cluster(number: int) -> defaultdict[tuple[str, str], list[PlacedOrder]]:
-    """The orders that readings from this number on may not count, by cluster: all that have not ended."""
-    there = Instance.objects.exclude(status=InstanceStatus.GONE).filter(backend__kind__in=registry.counted_kinds())
-    # One that was given up before it was sent, and so has no token, is nowhere.
+    """Return the orders that have not ended and that readings from this number on may not count, by cluster."""
+    instances = Instance.objects.exclude(status=InstanceStatus.GONE).filter(backend__kind__in=registry.counted_kinds())
+    # An order that was given up before it was sent has no token, and is at no cluster.
     unanswered = Q(cloud_id="") & (Q(status=InstanceStatus.REQUESTED) | ~Q(join_digest=""))
-    found: defaultdict[tuple[str, str], list[PlacedOrder]] = defaultdict(list)
-    late = there.filter(unanswered | Q(answered_at_reading__gte=number)).select_related("backend")
-    for instance in late.order_by("created_at", "pk"):
+    orders: defaultdict[tuple[str, str], list[PlacedOrder]] = defaultdict(list)
+    uncounted = instances.filter(unanswered | Q(answered_at_reading__gte=number)).select_related("backend")
+    for instance in uncounted.order_by("created_at", "pk"):
         answered_at = instance.answered_at_reading if instance.cloud_id else None
-        found[registry.cluster(instance.backend)].append(PlacedOrder(instance, answered_at))
-    return found
+        orders[registry.cluster(instance.backend)].append(PlacedOrder(instance, answered_at))
+    return orders
 
 
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:

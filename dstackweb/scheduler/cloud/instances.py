@@ -183,23 +183,23 @@ def end_idle(instance_id: UUID) -> bool:
 def record_found(instance: Instance, machine: CloudInstance) -> None:
     """Store what the cloud reports about an instance, which is set to end if its row was given up meanwhile."""
     now = timezone.now()
-    mine = Instance.objects.filter(pk=instance.pk)
+    rows = Instance.objects.filter(pk=instance.pk)
     if not instance.cloud_id:
-        known = {
+        launched = {
             "cloud_id": machine.cloud_id,
             "launched_at": machine.launched_at or now,
             "answered_at_reading": Sequence.current(READINGS),
         }
-        mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
-        mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
-            status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
+        rows.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**launched)
+        rows.filter(cloud_id="", status=InstanceStatus.GONE).update(
+            status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **launched
         )
     if instance.status == InstanceStatus.REQUESTED:
         with transaction.atomic():
             _record_started(instance, machine)
     for name in ("zone", "address"):
         if getattr(machine, name) and not getattr(instance, name):
-            mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
+            rows.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
 
 
 def record_wait(instance: Instance, machine: CloudInstance) -> None:
@@ -320,11 +320,11 @@ def _lock_waiting(job: Job, instance: Instance) -> tuple[Run, Job]:
 
 def _assign_other(job: Job, offer: Offer) -> None:
     assign_offer(job, offer, Backend.objects.get(name=offer.backend))
-    made = new_instance(job, offer)
-    if made is not None:
-        made.save(force_insert=True)
+    instance = new_instance(job, offer)
+    if instance is not None:
+        instance.save(force_insert=True)
     Job.objects.filter(pk=job.pk).update(
-        instance=made,
+        instance=instance,
         status_at_s=watch_time(),
         message="",
         detail={},

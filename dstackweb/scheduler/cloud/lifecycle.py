@@ -28,7 +28,7 @@ STOP_MARGIN_S, STOP_MAX_S = 60.0, 600.0
 REPORT_S = 10
 """The part of an interruption's notice that is left for reporting how the job ended."""
 LACKS_ROOM_S = 60.0
-"""How long an engine may keep an instance waiting for room. It may look at its queue only every minute or so."""
+"""Longest time in seconds that an engine may keep an instance waiting for room: some look only once a minute."""
 CONFIRM_S = 10.0
 """A cloud may show an instance as running for a moment after its end has begun. So long after a job was ended by a
 signal, an instance that is running has not ended with it."""
@@ -95,13 +95,13 @@ class JobFollowUp(Enum):
 
     NOTHING = auto()
     OTHER_OFFER = auto()
-    """It gets another offer: no agent has received it."""
+    """The job gets another offer: no agent has received it."""
     TAKE_BACK = auto()
-    """Its run waits at its place in the queue, as before it was placed: its cluster has no room now."""
+    """The run waits at its place in the queue, as before it was placed: the cluster has no room now."""
     WAIT_AGAIN = auto()
-    """None of it was executed, and none may be from now on: its run waits for another attempt."""
+    """No part of the job was executed, and none may be from now on: the run waits for another attempt."""
     END = auto()
-    """It ends once the instance is confirmed gone."""
+    """The job ends once the instance is confirmed gone."""
 
 
 def follow_up(row: Instance, job: Job | None, why: str) -> JobFollowUp:

@@ -40,7 +40,7 @@ class BackendOffers:
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
     rooms: Mapping[str, Room] = field(default_factory=dict)
-    """By name, what is free of backends whose room is counted: it decides what fits, beside `Offer.availability`."""
+    """Free capacity by backend name, where room is counted: it limits placements, as `Offer.availability` does."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class PlacedOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """What of one backend's cluster is free to order."""
+    """The free capacity of one backend's cluster."""
 
     driver: Counted
     reading: SourceReading
@@ -51,10 +51,10 @@ class Room:
         """Take as many equal orders as fit, up to `most`; return how many, and what they leave."""
         room = self
         for count in range(most):
-            rest = room.take(order)
-            if rest is None:
+            smaller = room.take(order)
+            if smaller is None:
                 return count, room
-            room = rest
+            room = smaller
         return most, room
 
     def offers(self, needs: Requirements, *, image: str | None = None) -> list[Offer]:

@@ -132,8 +132,10 @@ def prune(now: dt.datetime | None = None, budget_s: float | None = BUDGET_S) -> 
 
 
 def current() -> list[Retention]:
-    """What waits to be pruned, as of the last ticks: of the deployment, and of hosts that are online. What is left on a
-    host that is silent or was removed is not known, and nothing prunes it."""
+    """Return what waited to be pruned at the last ticks: in the deployment, and on hosts that are online.
+
+    How much waits on a host that is silent or was removed is unknown, and nothing prunes it.
+    """
     online = {host.name for host in Host.joined.all() if is_online(host)}
     return [row for row in Retention.objects.order_by("kind", "host") if not row.host or row.host in online]
 

@@ -44,7 +44,7 @@ PRUNE_AGAIN_S = 2.0
 PROBE_EVERY_S = 10.0
 """How often a host that is held back tries a start."""
 CHANGES_S = 1.0
-"""How long a change that is expected of a source may take: an engine takes as long to see that a job has ended."""
+"""Seconds until an expected change of a source is read: an engine takes as long to see that a job has ended."""
 MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
 

@@ -20,7 +20,6 @@ from django.shortcuts import render
 from django.urls import reverse_lazy
 from django.utils import translation
 from django.utils.translation import get_language, get_language_from_request, gettext as _, gettext_lazy
-from django.views.decorators.http import require_POST
 from django.views.i18n import set_language
 
 from dstackweb.accounts import adapters, attempts, preferences, ssh_keys
@@ -32,7 +31,7 @@ from dstackweb.notifications import mail, password_mail
 from dstackweb.scheduler.processes import tasks
 from dstackweb.web.accounts.forms import Styled, attempt, form_status, text_field
 from dstackweb.web.accounts.views import page_or_form
-from dstackweb.web.common.pages import PageRequest, account_action, account_page, done, public_url
+from dstackweb.web.common.pages import PageRequest, account_action, account_page, done, only_forms, public_url
 
 PROVIDER = "sso"
 
@@ -106,7 +105,7 @@ def account(request: PageRequest) -> HttpResponse:
     return render(request, "accounts/account.html", values, status=form_status(form))
 
 
-@require_POST
+@only_forms
 def choose_language(request: HttpRequest) -> HttpResponse:
     """Chosen in the menu, or before signing in: kept by the account and by this browser, and back to the page."""
     code = request.POST.get("language", "")
@@ -115,7 +114,7 @@ def choose_language(request: HttpRequest) -> HttpResponse:
     return set_language(request)
 
 
-@require_POST
+@only_forms
 def single_sign_on(request: HttpRequest) -> HttpResponse:
     """To the identity provider: to sign in, or with `process=connect` to have one's account known there."""
     if not settings.DSTACKWEB_OIDC_URL:

@@ -213,15 +213,15 @@ def _without_quota(offer: Offer) -> str:
 @project_action("member")
 def refresh(request: PageRequest) -> HttpResponse:
     """Refresh all sources of all backends in the background."""
-    found = sources.sourced_backends()
+    pairs = sources.sourced_backends()
     now = timezone.now()
-    for backend, _driver in found:
+    for backend, _driver in pairs:
         sources.refresh_now(backend)
-    started = sum(len(driver.wanted()) for _backend, driver in found)
+    started = sum(len(driver.wanted()) for _backend, driver in pairs)
     text = ngettext("Refresh of %d source started", "Refresh of %d sources started", started) % started
     throttled = [
         age
-        for age in source_rows.of_backends(found, now)
+        for age in source_rows.of_backends(pairs, now)
         if age.error is not None and age.error.get("code") == "throttled"
     ]
     if throttled:

@@ -20,7 +20,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.db import DataError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render, resolve_url
-from django.urls import reverse
+from django.urls import is_valid_path, resolve, reverse
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
@@ -93,24 +93,45 @@ def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
     return wrap
 
 
+def only_forms(view: Callable[..., HttpResponseBase]) -> Routed:
+    """As `require_POST`, and known for it: `page_address` leads nobody there."""
+    posted = require_POST(view)
+    posted.__dict__["takes_only_forms"] = True  # which `functools.wraps` copies
+    return posted
+
+
 def account_action(view: View[P]) -> Routed:
     """As `account_page`, of what forms post to."""
-    return account_page(require_POST(view))
+    return account_page(only_forms(view))
 
 
 def project_action(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
     """As `project_page`, of what forms post to."""
-    return lambda view: project_page(at_least)(require_POST(view))
+    return lambda view: project_page(at_least)(only_forms(view))
+
+
+def page_address(request: HttpRequest) -> str:
+    """Return the address that shows the reader's page again; where a form was sent, the page that it was on.
+
+    A page that answers a form may be at an address that can't be opened. Above it is the page that has such forms.
+    """
+    if request.method in ("GET", "HEAD"):
+        return request.get_full_path()
+    page = urlsplit(request.headers.get("Referer") or request.path)
+    parts = page.path.strip("/").split("/")
+    while parts:
+        path = f"/{'/'.join(parts)}/"
+        if is_valid_path(path) and not hasattr(resolve(path).func, "takes_only_forms"):
+            return path + (f"?{page.query}" if page.query and path == page.path else "")
+        parts.pop()
+    return "/"
 
 
 def _sign_in(request: PageRequest) -> HttpResponseBase:
     """Redirect to the sign-in page and back afterwards, from a form to its page; a poll reloads its whole page."""
     if request.htmx:
         return HttpResponse(status=401, headers={"HX-Refresh": "true"})
-    if request.method in ("GET", "HEAD"):
-        return redirect_to_login(request.get_full_path())
-    page = urlsplit(request.headers.get("Referer", ""))
-    return redirect_to_login(page._replace(scheme="", netloc="").geturl() or request.path)
+    return redirect_to_login(page_address(request))
 
 
 def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:

@@ -29,7 +29,7 @@ from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import instance_views
 from dstackweb.web.common import sidebar as sidebar_pages
-from dstackweb.web.common.pages import queue_url
+from dstackweb.web.common.pages import page_address, queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.web.progress import live
 from dstackweb.wording import policy as policy_words, progress, sentence, statuses, units
@@ -134,6 +134,11 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
 def _waiting(context: RequestContext, project: Project) -> int:
     known: int | None = context.get("waiting")
     return selectors.counts(project)["submitted"] if known is None else known
+
+
+@register.simple_tag(takes_context=True)
+def this_page(context: RequestContext) -> str:
+    return page_address(context["request"])
 
 
 @register.simple_tag(takes_context=True)

@@ -22,6 +22,7 @@ from dstackweb.spec.effective import Requirements
 from standins.aws import Cloud
 from tests.backends.kinds import use_driver
 from tests.factories import make_run, place_all
+from tests.forms import submit
 from tests.offers.cloud_stub import Clock, read
 
 REGION = "us-east-1"
@@ -99,7 +100,7 @@ def test_of_the_price_list_shows_the_old_offers_with_the_error_and_lets_a_run_wa
     assert "g5.xlarge" in page
     assert "Unreadable answer from pricing:GetProducts in" in page
     config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: A10G}\nspot_policy: on-demand\n"
-    plan = client.post("/p/main/submit/plan/", {"config": config}).content.decode()
+    plan = submit(client, "/p/main/submit/", {"config": config}, button="Show plan").content.decode()
     assert "g5.xlarge" in plan
     cloud.capacity(0)
     run = make_run(project, member, backends=["aws"], resources={"gpu": "A10G"}, spot_policy="on-demand")

@@ -70,14 +70,18 @@ def room_of(kind: Kind, nodes: Sequence[Size], orders: Sequence[PlacedOrder] = (
     return Room.after(driver, SourceReading(SourceState.FRESH, value, number=number), orders)
 
 
+def less(free: Size, size: Size) -> Size:
+    return free[0] - size[0], free[1] - size[1], free[2] - size[2]
+
+
 def can_pack(nodes: Sequence[Size], orders: Sequence[Size]) -> bool:
     """Brute force: whether all orders fit at once, each on one node, in any way."""
     if not orders:
         return True
     first, rest = orders[0], orders[1:]
     for at, node in enumerate(nodes):
-        left = tuple(has - asks for has, asks in zip(node, first, strict=True))
-        if min(left) >= 0 and can_pack([*nodes[:at], left, *nodes[at + 1 :]], rest):  # type: ignore[list-item]
+        remaining = less(node, first)
+        if min(remaining) >= 0 and can_pack([*nodes[:at], remaining, *nodes[at + 1 :]], rest):
             return True
     return False
 
@@ -137,9 +141,9 @@ def test_orders_that_a_reading_does_not_count_are_taken_from_it_alone(
 class Cluster1:
     """A cluster of one node, with the rows of the server: each order has an engine side and a row."""
 
-    free: list[int]
-    reading: tuple[int, list[int]] | None = None
-    under_way: tuple[int, list[int] | None] | None = None
+    free: Size
+    reading: tuple[int, Size] | None = None
+    under_way: tuple[int, Size | None] | None = None
     begun: int = 0
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     numbers: Any = field(default_factory=itertools.count)
@@ -150,11 +154,11 @@ class Cluster1:
                 self.begun += 1
                 self.under_way = (self.begun, None)
             case "look" if self.under_way:  # the engine answers at any moment of the call
-                self.under_way = (self.under_way[0], list(self.free))
+                self.under_way = (self.under_way[0], self.free)
             case "store" if self.under_way and self.under_way[1] is not None:
                 self.reading, self.under_way = (self.under_way[0], self.under_way[1]), None
             case "pass" if self.reading:
-                room = room_of(slurm, [tuple(self.reading[1])], self.placed(), self.reading[0])  # type: ignore[list-item]
+                room = room_of(slurm, [self.reading[1]], self.placed(), self.reading[0])
                 count, _rest = room.fill(order(size), 3)
                 for _ in range(count):
                     self.rows[next(self.numbers)] = {"size": size, "there": False, "answered": None, "over": False}
@@ -174,7 +178,7 @@ class Cluster1:
         if row is None or row["there"]:
             return
         row["there"] = True
-        self.free = [has - asks for has, asks in zip(self.free, row["size"], strict=True)]
+        self.free = less(self.free, row["size"])
         assert min(self.free) >= 0, "room was given twice"
 
     def answer(self, which: int) -> None:
@@ -187,7 +191,8 @@ class Cluster1:
         row = self._row(which, lambda row: row["answered"] is not None and row["there"])
         if row is not None and row["there"] != "ended":
             row["there"] = "ended"
-            self.free = [has + asks for has, asks in zip(self.free, row["size"], strict=True)]
+            cpus, memory, gpus = row["size"]
+            self.free = less(self.free, (-cpus, -memory, -gpus))
         elif row is not None:
             row["over"] = True
 
@@ -211,7 +216,7 @@ STEPS = ("begin", "look", "store", "pass", "pass", "send", "send", "answer", "an
 )
 def test_whatever_happens_when_no_room_is_given_twice(steps: list[tuple[str, Size, int]]) -> None:
     """Passes in a row, calls that take long, answers that come late or never, and ends at any moment."""
-    cluster = Cluster1([6, 5, 2])
+    cluster = Cluster1((6, 5, 2))
     for what in ("begin", "look", "store"):
         cluster.step(what, (1, 0, 0), 0)
     for step in steps:
@@ -224,7 +229,8 @@ def test_whatever_happens_when_no_room_is_given_twice(steps: list[tuple[str, Siz
         cluster.step(what, (1, 0, 0), 0)
     assert cluster.reading is not None
     free = cluster.reading[1]
-    assert room_of(slurm, [tuple(free)], cluster.placed(), cluster.reading[0]).fill(order((1, 0, 0)), 9)[0] == free[0]  # type: ignore[list-item]
+    room = room_of(slurm, [free], cluster.placed(), cluster.reading[0])
+    assert room.fill(order((1, 0, 0)), 9)[0] == free[0]
 
 
 def test_two_types_of_gpu_on_one_node_share_its_cpus() -> None:

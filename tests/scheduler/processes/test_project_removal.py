@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from django.apps import apps
 from django.test import Client
 from django.utils import timezone
+from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from dstackweb.accounts import services as accounts
 from dstackweb.accounts.access import project_for, role_in, visible_projects
@@ -26,7 +25,6 @@ from tests.forms import submit
 from tests.runs.test_removal import done_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
-Commit = Callable[..., object]
 
 
 @pytest.fixture
@@ -47,13 +45,13 @@ def old() -> Project:
 
 
 def test_a_project_goes_with_its_files_and_leaves_no_row(
-    old: Project, project: Project, member: User, django_capture_on_commit_callbacks: Commit
+    old: Project, project: Project, member: User, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     other = make_run(project, member)
     log = logs.log_key(old.runs.get().jobs.get().pk)
     keys = [Archive.objects.get().key, log, artifacts.of_run(old.runs.get()).get().key]
     assert all(storage().size(key) for key in keys)
-    with django_capture_on_commit_callbacks(execute=True):  # type: ignore[attr-defined]
+    with django_capture_on_commit_callbacks(execute=True):
         project_removal.begin(old, timezone.now())
         for _tick in range(9):
             retention.prune(budget_s=None)
@@ -130,6 +128,7 @@ def test_the_admin_refuses_to_delete_a_project_with_active_runs(
 
 
 def test_staff_delete_no_project(project: Project, client: Client) -> None:
+    """Nor by a request that no page of theirs sends."""
     staff = make_user("staff", is_staff=True)
     staff.user_permissions.set(apps.get_model("auth", "Permission").objects.filter(codename__endswith="_project"))
     client.force_login(staff)

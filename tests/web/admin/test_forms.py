@@ -68,8 +68,8 @@ def rows(root: User) -> dict[str, Model]:
     project = make_project("vision")
     join(project, root, "admin")
     group = Group.objects.create(name="ops")
-    settings = {"max_duration": "8h", "backends": ["hosts"], "utilization_policy": {"min_gpu_utilization": 30}}
-    settings["utilization_policy"]["time_window"] = "20m"  # type: ignore[index]  # of mixed values
+    policy = {"min_gpu_utilization": 30, "time_window": "20m"}
+    settings = {"max_duration": "8h", "backends": ["hosts"], "utilization_policy": policy}
     made: list[Model] = [
         project,
         group,

@@ -61,5 +61,6 @@ def test_waiting_runs_that_could_never_start_are_named(admin_client: Client) -> 
 
 
 def test_people_without_the_permission_get_no_preview(client: Client) -> None:
+    """No page of theirs asks for one."""
     client.force_login(make_user("staff", is_staff=True))
     assert client.post(URL, {"name": "nightly"}).status_code == 403

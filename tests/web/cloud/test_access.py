@@ -71,6 +71,7 @@ def test_pages_are_for_the_projects_people(people: dict[str, User | None], backe
 
 
 def test_a_refresh_is_for_members(people: dict[str, User | None], backend: Backend) -> None:
+    """Also by a request that the pages of others don't send."""
     by_page = statuses(people, lambda user: browser(user).post("/p/main/offers/refresh/"))
     assert by_page == [302, 404, 403, 302, 302, 302, 302]
     by_api = statuses(people, lambda user: api(user, "POST", "projects/main/offers/refresh", {}))
@@ -80,6 +81,8 @@ def test_a_refresh_is_for_members(people: dict[str, User | None], backend: Backe
 def test_only_admins_of_the_project_terminate_instances(
     people: dict[str, User | None], project: Project, backend: Backend
 ) -> None:
+    """Also by a request that the pages of others don't send."""
+
     def stop(user: User | None) -> Any:
         return browser(user).post(f"/p/main/machines/{machine(project, backend).pk}/stop/")
 
@@ -108,6 +111,7 @@ def test_the_admin_needs_permission_to_change_backends(people: dict[str, User | 
 
 
 def test_posts_need_the_forms_token(people: dict[str, User | None], backend: Backend, project: Project) -> None:
+    """Which the page of another site doesn't have."""
     strict = Client(enforce_csrf_checks=True)
     root = people["root"]
     assert root is not None

@@ -22,6 +22,7 @@ from dstackweb.runs.transitions import record
 from dstackweb.web.cloud import instance_views
 from dstackweb.wording import statuses
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job
+from tests.forms import open_form
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -83,6 +84,7 @@ def test_a_run_on_own_hosts_shows_no_cost(project: Project, ann: User, as_user: 
 def test_instances_of_other_projects_are_not_shown_and_cannot_be_terminated(
     backend: Backend, project: Project, admin: Client
 ) -> None:
+    """Not even by a request that no page sends."""
     other = machine(backend, make_project("other"), instance_type="p5.48xlarge")
     assert "p5.48xlarge" not in page(admin)
     assert admin.post(f"{URL}{other.pk}/stop/").status_code == 404
@@ -94,19 +96,21 @@ def test_only_admins_terminate_an_idle_instance(
     idle = machine(backend, project, idle_until=timezone.now() + dt.timedelta(minutes=5))
     manager = as_user(mia)
     assert "Terminate" not in page(manager)
-    assert manager.post(f"{URL}{idle.pk}/stop/").status_code == 403
-    assert "Terminate" in page(admin)
+    assert manager.post(f"{URL}{idle.pk}/stop/").status_code == 403, "which no page of a manager sends"
+    terminate = open_form(admin, URL, to=f"/{idle.pk}/stop/")
     assert re.search(r"terminates <time [^>]*data-when=\"?in", page(admin))
-    assert admin.post(f"{URL}{idle.pk}/stop/").status_code == 302
+    assert terminate.send().status_code == 302
     idle.refresh_from_db()
     assert (idle.status, idle.why, idle.idle_until) == (InstanceStatus.STOPPING, "stopped", None)
     assert "Terminating g6.xlarge" in page(admin)
-    assert admin.post(f"{URL}{idle.pk}/stop/").status_code == 409
+    assert terminate.send().status_code == 409
 
 
 def test_an_instance_in_use_cannot_be_terminated(backend: Backend, project: Project, admin: Client) -> None:
-    busy = machine(backend, project, holder=uuid4())
-    assert admin.post(f"{URL}{busy.pk}/stop/").status_code == 409
+    busy = machine(backend, project, idle_until=timezone.now() + dt.timedelta(minutes=5))
+    terminate = open_form(admin, URL, to=f"/{busy.pk}/stop/")
+    Instance.objects.update(idle_until=None, holder=uuid4())
+    assert terminate.send().status_code == 409
     busy.refresh_from_db()
     assert busy.status == InstanceStatus.RUNNING
 

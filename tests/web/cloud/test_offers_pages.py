@@ -24,6 +24,7 @@ from dstackweb.offers.source_rows import Freshness
 from dstackweb.web.cloud.offer_rows import SourceLine, troubles
 from dstackweb.web.cloud.offer_views import OfferFilters
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.forms import submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -137,7 +138,7 @@ def test_a_plain_gpu_filter_is_a_minimum(query: str, count_min: int, count_max: 
 def test_the_plan_of_a_run_shows_prices_and_why_an_offer_is_or_is_not_available(aws: Aws, client: Client) -> None:
     aws.ask()
     config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: L4}\nspot_policy: auto\n"
-    answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
+    answer = submit(client, "/p/main/submit/", {"config": config}, button="Show plan")
     text = re.sub(r"\s+", " ", answer.content.decode())
     assert "$0.8048/h" in text
     assert "64 of 64 vCPUs in use, 4 needed." in text
@@ -228,10 +229,9 @@ def test_members_may_refresh_offers_and_viewers_may_not(
 ) -> None:
     aws.ask()
     viewer = as_user(join(project, make_user("vic"), "viewer"))
-    assert "Refresh now" in page(client)
     assert "Refresh now" not in page(viewer)
-    assert viewer.post(f"{URL}refresh/").status_code == 403
-    answer = client.post(f"{URL}refresh/", {"query": "gpu=L4"})
+    assert viewer.post(f"{URL}refresh/").status_code == 403, "which no page of a viewer sends"
+    answer = submit(client, f"{URL}?gpu=L4", button="Refresh now", to="/refresh/")
     assert (answer.status_code, answer["Location"]) == (302, f"{URL}?gpu=L4")
     text = page(client)
     assert "Refresh of 5 sources started" in text
@@ -239,6 +239,7 @@ def test_members_may_refresh_offers_and_viewers_may_not(
 
 
 def test_a_refresh_redirects_only_within_the_site(aws: Aws, client: Client) -> None:
+    """Whatever is in the hidden field, which pages encode."""
     answer = client.post(f"{URL}refresh/", {"query": "//evil.example/\r\nX: y"})
     assert answer["Location"].startswith(f"{URL}?")
     assert "\n" not in answer["Location"]

@@ -1,4 +1,4 @@
-"""Whatever the fields of a page's address or form hold, the page answers."""
+"""Whatever the fields of a page's address or form hold, also what no page sends, the page answers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import selectors
+from tests.forms import open_form
 
 
 @pytest.mark.parametrize(
@@ -42,12 +43,13 @@ def test_an_error_page_distinguishes_a_database_outage_from_an_internal_error(
     assert page.headers.get("Retry-After") == ("5" if status == 503 else None)
 
 
-@pytest.mark.parametrize("path", ["/login/", "/p/main/queues/default/change/"])
+@pytest.mark.parametrize(("path", "field"), [("/login/", "username"), ("/p/main/submit/", "config")])
 def test_a_form_that_is_too_large_is_refused_on_a_page(
-    ann: User, as_user: Callable[[User], Client], settings: LazySettings, path: str
+    ann: User, as_user: Callable[[User], Client], settings: LazySettings, path: str, field: str
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-    page = (as_user(ann) if "/p/" in path else Client()).post(path, {"username": "x" * 2000})
+    form = open_form(as_user(ann) if "/p/" in path else Client(), path, having=field)
+    page = form.send({field: "x" * 2000}, button="Submit" if field == "config" else "", scripts=False)
     assert page.status_code == 413
     assert "Nothing was changed" in page.content.decode()
 

@@ -1,4 +1,4 @@
-"""A form that lacks its field changes no setting: neither what it names nor its opposite."""
+"""A form that lacks its field, as no page sends it, changes no setting: neither what it names nor its opposite."""
 
 from __future__ import annotations
 

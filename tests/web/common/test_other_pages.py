@@ -23,6 +23,7 @@ from dstackweb.runs.models import ProjectLogs
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.web import health
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.forms import open_form, submit
 from tests.web.checks import checks
 from tests.web.conftest import HTMX
 
@@ -254,7 +255,7 @@ def test_element_ids_of_a_page_are_unique(project: Project, ann: User, as_user: 
 def test_names_and_texts_of_people_are_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
     config = "type: task\nname: sly\ncommands:\n  - echo '<script>alert(1)</script>'\n"
     make_host()
-    as_user(ann).post("/p/main/submit/", {"config": config})
+    submit(as_user(ann), "/p/main/submit/", {"config": config}, button="Submit")
     page = as_user(ann).get("/p/main/runs/sly/").content.decode()
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -298,13 +299,18 @@ def test_pages_are_sent_compressed_and_the_api_as_it_is(project: Project, ann: U
     assert b'id="queue"' in gzip.decompress(page.content)
 
 
-def test_a_form_sent_after_the_session_ended_leads_back_to_its_page(client: Client) -> None:
-    sent = "/p/main/queues/default/settings/"
+def test_a_form_sent_after_the_session_ended_leads_back_to_its_page(
+    project: Project, mia: User, as_user: SignIn
+) -> None:
+    client, sent = as_user(mia), "/p/main/queues/default/settings/"
+    form = open_form(client, sent, having="paused")
+    client.logout()
     for referer, back in {
         "": sent,
         "http://testserver/p/main/queues/default/settings/?a=1": "/p/main/queues/default/settings/%3Fa%3D1",
-        "https://elsewhere.example/x": "/x",
+        "https://elsewhere.example/x": "/",
+        "http://testserver/p/main/queues/default/undo/": "/p/main/queues/default/",
     }.items():
-        answer = client.post(sent, headers={"Referer": referer})
+        answer = client.post(sent, form.values, headers={"Referer": referer})
         assert answer["Location"] == f"/login/?next={back}"
     assert client.get(f"{sent}?a=1")["Location"] == f"/login/?next={sent}%3Fa%3D1"

@@ -21,6 +21,7 @@ from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run
 from dstackweb.web.gpus import views as gpu_map_views
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.forms import submit
 from tests.gpus.past import add_samples
 from tests.gpus.snapshots import sample
 from tests.web.conftest import HTMX
@@ -245,8 +246,7 @@ def test_a_host_shows_why_its_gpus_cannot_be_read(project: Project, client: Clie
 def test_a_host_is_drained_on_its_page_and_stays_there(project: Project, as_user: SignIn) -> None:
     make_host("box-1")
     root = as_user(make_user("root", is_superuser=True, is_staff=True))
-    assert 'name="back" value="host"' in page(root, "hosts/box-1/")
-    answer = root.post("/p/main/hosts/box-1/drain/", {"back": "host", "on": "yes"})
+    answer = submit(root, "/p/main/hosts/box-1/", to="/drain/", button="Drain", scripts=False)
     assert answer["Location"] == "/p/main/hosts/box-1/"
     assert "draining: no new jobs" in page(root, "hosts/box-1/")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -20,6 +21,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler.utilization import PolicyAction, apply_policy
 from dstackweb.web.gpus import alerts
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
+from tests.forms import submit
 from tests.gpus.snapshots import sample
 from tests.web.conftest import HTMX
 from tests.web.watched import POLICY, watched
@@ -51,6 +53,10 @@ def plain(html: str) -> str:
 
 def page_of(client: Client, run: Run, query: str = "") -> str:
     return client.get(f"/p/main/runs/{run.uid}/{query}").content.decode()
+
+
+def keep(client: Client, run: Run, reason: str) -> Any:
+    return submit(client, f"/p/main/runs/{run.uid}/", {"reason": reason}, to="/keep/")
 
 
 def chart_of(page: str) -> dict:
@@ -178,8 +184,7 @@ def test_the_owner_keeps_a_run_with_a_reason_that_all_members_see(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     run = watched(project, ann, "train", 50, second_idles)
-    url = f"/p/main/runs/{run.uid}/keep/"
-    answer = as_user(ann).post(url, {"reason": "it loads its data"}, headers=HTMX)
+    answer = keep(as_user(ann), run, "it loads its data")
     assert json.loads(answer["HX-Trigger"])["toast"]["text"] == "train will not be stopped for 30 min"
     page = page_of(as_user(mia), run)
     assert "Kept running until" in page
@@ -196,13 +201,14 @@ def test_only_the_owner_and_managers_are_offered_to_keep_it(
     assert "Keep for 30 min" in page_of(as_user(ann), run)
     assert "3 of 3 left" in page_of(as_user(mia), run)
     assert "Keep for 30 min" not in page_of(as_user(bo), run)
-    assert as_user(bo).post(f"/p/main/runs/{run.uid}/keep/", {"reason": "why not"}, headers=HTMX).status_code == 403
+    by_hand = as_user(bo).post(f"/p/main/runs/{run.uid}/keep/", {"reason": "why not"}, headers=HTMX)
+    assert by_hand.status_code == 403, "which no page of theirs sends"
     assert not PolicyExemption.objects.exists()
 
 
 def test_without_a_reason_it_is_not_kept(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
-    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/keep/", {"reason": " "}, headers=HTMX)
+    answer = keep(as_user(ann), run, " ")
     assert answer.status_code == 422
     assert not PolicyExemption.objects.exists()
 

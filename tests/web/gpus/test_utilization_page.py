@@ -16,6 +16,7 @@ from dstackweb.gpus.models import PolicyStop
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from tests.factories import join, make_project, make_run, make_user
+from tests.forms import submit
 from tests.gpus.past import past_run
 
 pytestmark = pytest.mark.django_db
@@ -130,11 +131,11 @@ def test_another_projects_run_is_not_named(project: Project, ann: User, as_user:
 
 def test_managers_switch_and_members_do_not(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
     assert "/p/main/utilization/observe/" not in page(as_user(ann))
-    assert as_user(ann).post("/p/main/utilization/observe/", {"observe_only": "yes"}).status_code == 403
+    by_hand = as_user(ann).post("/p/main/utilization/observe/", {"observe_only": "yes"})
+    assert by_hand.status_code == 403, "which no page of a member sends"
     client = as_user(mia)
-    answer = client.post("/p/main/utilization/observe/", {"observe_only": "yes"})
+    answer = submit(client, "/p/main/utilization/", to="/observe/", button="Observe only")
     assert (answer.status_code, answer["Location"]) == (302, "/p/main/utilization/")
     assert policies_of(project).observe_only is True
-    assert "Enforce" in page(client)
-    client.post("/p/main/utilization/observe/", {"observe_only": "no"})
+    submit(client, "/p/main/utilization/", to="/observe/", button="Enforce")
     assert policies_of(project).observe_only is False

@@ -17,6 +17,7 @@ from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.models import Reservation
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -28,14 +29,23 @@ def root(project: Project, as_user: SignIn) -> Client:
     return as_user(make_user("root", is_superuser=True, is_staff=True))
 
 
+HOSTS = "/p/main/hosts/"
+
+
 def page(client: Client) -> str:
-    return client.get("/p/main/hosts/").content.decode()
+    return client.get(HOSTS).content.decode()
+
+
+def press(client: Client, action: str, shown_at: str = HOSTS, **request: Any) -> Any:
+    """Press the button that posts to an address with this end, on a page without scripts."""
+    return submit(client, shown_at, to=action, scripts=False, **request)
 
 
 @pytest.mark.parametrize(
     "action", ["box-1/drain/", "box-1/leave/", "box-1/clear/", "box-1/gone/", "invite/", "invite/1/withdraw/"]
 )
 def test_only_admins_of_the_deployment_manage_hosts(project: Project, ann: User, as_user: SignIn, action: str) -> None:
+    """Others' pages don't have these buttons."""
     make_host("box-1")
     client = as_user(ann)
     assert client.post(f"/p/main/hosts/{action}").status_code == 403
@@ -46,9 +56,9 @@ def test_only_admins_of_the_deployment_manage_hosts(project: Project, ann: User,
 
 def test_a_host_is_drained_and_takes_jobs_again(root: Client) -> None:
     host = make_host("box-1")
-    assert root.post("/p/main/hosts/box-1/drain/", {"on": "yes"}).status_code == 302
+    assert press(root, "box-1/drain/", button="Drain").status_code == 302
     assert "draining: no new jobs" in page(root)
-    root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
+    press(root, "box-1/drain/", button="Undrain")
     host.refresh_from_db()
     assert not host.draining
     assert [event.kind for event in HostEvent.objects.all()] == ["undrained", "drained"]
@@ -59,17 +69,16 @@ def test_a_leaving_host_shows_its_remaining_jobs_and_can_be_kept(root: Client, p
     make_host("box-1")
     make_run(project, ann)
     place_all()
-    root.post("/p/main/hosts/box-1/leave/")
+    press(root, "box-1/leave/")
     assert "will be removed after 1 job has ended" in page(root)
-    assert "Cancel removal" in page(root)
-    root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
+    press(root, "box-1/drain/", button="Cancel removal")
     assert Host.objects.filter(leaving=False, draining=False).exists()
 
 
 def test_the_servers_own_machine_cannot_be_removed(root: Client) -> None:
     make_host("box-1", cluster="dstackweb-box-1")
-    assert root.post("/p/main/hosts/box-1/leave/").status_code == 409
     assert 'id="leave-' not in page(root)
+    assert root.post("/p/main/hosts/box-1/leave/").status_code == 409, "which no page sends"
 
 
 def test_reserved_gpus_are_shown_on_their_host(root: Client, project: Project, ann: User) -> None:
@@ -120,15 +129,20 @@ def test_what_a_host_runs_containers_with_is_shown(root: Client, engine: dict[st
 
 
 def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None:
-    made = root.post("/p/main/hosts/invite/").content.decode()
+    made = press(root, "/hosts/invite/").content.decode()
     command = re.search(r'value="(dstackweb host join http://testserver --token (dwj_[\w-]+) --insecure)"', made)
     assert command
     row = HostInvite.objects.get()
     assert of_token(command[2]) == row
     assert command[2] not in page(root)
     assert f'id="host-invite-{row.pk}"' in page(root)
-    root.post(f"/p/main/hosts/invite/{row.pk}/withdraw/")
+    press(root, f"/{row.pk}/withdraw/")
     assert not HostInvite.objects.exists()
+
+
+def test_the_page_with_a_join_command_polls_the_list_of_hosts(root: Client) -> None:
+    made = press(root, "/hosts/invite/").content.decode()
+    assert re.findall(r'id="hosts" hx-get="([^"]+)"', made) == [HOSTS]
 
 
 def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, ann: User, as_user: SignIn) -> None:
@@ -136,9 +150,8 @@ def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, 
     for _ in range(inventory.HOLD_BACK_AFTER):
         inventory.count_failed_start(host.pk, "No space left on device", timezone.now())
     assert "No space left on device" in page(root)
-    assert "Place jobs again" in page(root)
     assert "Place jobs again" not in page(as_user(ann))
-    assert root.post("/p/main/hosts/box-1/clear/")["Location"] == "/p/main/hosts/box-1/"
+    assert press(root, "/clear/", button="Place jobs again")["Location"] == "/p/main/hosts/box-1/"
     assert Host.objects.filter(held_back_at=None, start_failures=0).exists()
     assert "no longer held back: takes jobs again (root)" in page(root)
 
@@ -147,7 +160,7 @@ def test_the_token_of_a_host_can_be_revoked_on_its_page(root: Client, ann: User,
     make_host("box-1", token_digest="d")
     assert 'id="revoke-' not in as_user(ann).get("/p/main/hosts/box-1/").content.decode()
     assert 'id="revoke-' in root.get("/p/main/hosts/box-1/").content.decode()
-    assert root.post("/p/main/hosts/box-1/revoke/")["Location"] == "/p/main/hosts/box-1/"
+    assert press(root, "/revoke/", "/p/main/hosts/box-1/")["Location"] == "/p/main/hosts/box-1/"
     assert Host.objects.get().token_digest == ""
     assert "oken was revoked" in root.get("/p/main/hosts/box-1/").content.decode()
     assert 'id="revoke-' not in root.get("/p/main/hosts/box-1/").content.decode()
@@ -161,9 +174,9 @@ def test_a_silent_host_with_jobs_can_be_declared_gone_on_its_page(root: Client, 
     own = "/p/main/hosts/box-1/"
     assert "host-gone" not in root.get(own).content.decode()
     Host.objects.update(silent_s=1e6)
-    assert "host-gone" in root.get(own).content.decode()
-    assert root.post(f"{own}gone/", {"reason": ""}).status_code == 422
+    form = open_form(root, own, to="/gone/")
+    assert form.send({"reason": ""}, scripts=False).status_code == 422
     assert "No heartbeat from box-1" in root.get(f"/p/main/runs/{run.name}/").content.decode()
-    assert root.post(f"{own}gone/", {"reason": "stolen"})["Location"] == own
+    assert form.send({"reason": "stolen"}, scripts=False)["Location"] == own
     assert "Declared gone, and its jobs ended: stolen" in root.get(own).content.decode()
     assert Run.objects.get(pk=run.pk).status == "failed"

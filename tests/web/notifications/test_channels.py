@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -19,9 +20,12 @@ from dstackweb.notifications.services import EVENTS
 from dstackweb.runs.notification_codes import DeliveryProblem
 from dstackweb.runs.services import ensure_queue
 from tests.factories import join, make_project, make_user
+from tests.forms import open_form, submit
 
 SignIn = Callable[[User], Client]
+EVENT_NAMES = {event.value for event in EVENTS}
 URL = "https://hooks.example.org/services/T1/B2/secret-part"
+MINE = "/account/notifications/settings/"
 
 
 @pytest.fixture
@@ -38,16 +42,24 @@ def address(channel: Channel, action: str = "") -> str:
     return f"/account/notifications/channels/{channel.pk}/{action}"
 
 
+def add(client: Client, kind: str, name: str, url: str, page: str = MINE, **request: Any) -> Any:
+    return submit(client, page, {"kind": kind, "name": name, "url": url}, **request)
+
+
+def press(client: Client, channel: Channel, action: str) -> Any:
+    """Press the button of the channel's page that does this."""
+    return submit(client, address(channel), to=f"/{action}")
+
+
 def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> None:
-    form = {"kind": "slack", "name": "#gpus", "url": URL}
-    answer = page.post("/account/notifications/add/", form, follow=True)
+    answer = add(page, "slack", "#gpus", URL, follow=True)
     assert "#gpus" in answer.content.decode()
     channel = Channel.objects.get(name="#gpus")
     assert channel.user == ann
     assert URL not in channel.url
     assert decrypt(channel.url) == URL
     assert channel.rules.filter(own=True).count() == 6
-    for shown in (answer, page.get("/account/notifications/settings/")):
+    for shown in (answer, page.get(MINE)):
         assert "hooks.example.org" in shown.content.decode()
         assert "secret-part" not in shown.content.decode()
 
@@ -65,22 +77,23 @@ def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> N
     ],
 )
 def test_what_is_no_url_is_refused_beside_its_field(page: Client, url: str) -> None:
-    answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": url})
+    answer = add(page, "slack", "x", url)
     assert answer.status_code == 422
     assert 'id="id_url_error"' in answer.content.decode()
 
 
 def test_mail_is_offered_where_it_can_be_sent(ann: User, page: Client, settings: Settings) -> None:
     offered = '<option value="email"'
-    assert offered not in page.get("/account/notifications/settings/").content.decode()
+    assert offered not in page.get(MINE).content.decode()
     User.objects.filter(pk=ann.pk).update(email="ann@example.org")
     settings.DSTACKWEB_EMAIL_URL = "smtp://mail.example.org?from=gpus@example.org"
-    assert offered in page.get("/account/notifications/settings/").content.decode()
-    page.post("/account/notifications/add/", {"kind": "email", "name": "mail", "url": ""})
+    assert offered in page.get(MINE).content.decode()
+    add(page, "email", "mail", "")
     assert Channel.objects.get(name="mail").url == ""
 
 
 def test_a_channel_of_others_is_not_there(hook: Channel, mia: User, as_user: SignIn) -> None:
+    """No page of theirs has its forms."""
     other = as_user(mia)
     assert other.get(address(hook)).status_code == 404
     for action in ("test/", "key/", "turn/", "delete/", "hours/"):
@@ -104,9 +117,12 @@ def test_a_channel_of_another_project_does_not_reveal_that_project_s_name(ann: U
 
 def test_managers_set_up_a_project_s_channels_and_members_do_not(project: Project, ann: User, as_user: SignIn) -> None:
     boss = join(project, make_user("boss"), "manager")
-    form = {"kind": "teams", "name": "team", "url": URL}
-    assert as_user(ann).post(f"/p/{project}/notifications/add/", form).status_code == 403
-    assert as_user(boss).post(f"/p/{project}/notifications/add/", form).status_code == 302
+    form = open_form(as_user(boss), f"/p/{project}/notifications/", having="kind")
+    changes = {"kind": "teams", "name": "team", "url": URL}
+    assert as_user(ann).get(f"/p/{project}/notifications/").status_code == 403
+    by_hand = as_user(ann).post(f"/p/{project}/notifications/add/", form.filled(changes))  # no page of hers has it
+    assert by_hand.status_code == 403
+    assert form.send(changes).status_code == 302
     channel = Channel.objects.get(project=project)
     assert [(rule.event, rule.project) for rule in channel.rules.all()] == [("run_failed", project)]
     assert "hooks.example.org" in as_user(boss).get(f"/p/{project}/notifications/").content.decode()
@@ -115,21 +131,22 @@ def test_managers_set_up_a_project_s_channels_and_members_do_not(project: Projec
 
 
 def test_the_log_says_what_came_of_each_delivery_and_sends_it_again(hook: Channel, page: Client) -> None:
-    assert page.post(address(hook, "test/")).status_code == 302
+    assert press(page, hook, "test/").status_code == 302
     failed = {"status": "failed", "attempts": 12, "answer": 500, "problem": DeliveryProblem.ANSWER}
     hook.deliveries.update(**failed)
     shown = page.get(address(hook)).content.decode()
     for words in ("12 attempts", "HTTP 500", "The receiver refused it."):
         assert words in shown
     one = Delivery.objects.get(channel=hook)
-    assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 302
+    again = open_form(page, address(hook), to=f"/{one.uid}/again/")
+    assert again.send().status_code == 302
     one.refresh_from_db()
     assert (one.status, one.attempts, one.answer) == ("waiting", 0, None)
-    assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 409
+    assert again.send().status_code == 409
 
 
 def test_a_channel_that_is_off_offers_to_send_nothing(hook: Channel, page: Client) -> None:
-    page.post(address(hook, "test/"))
+    press(page, hook, "test/")
     hook.deliveries.update(status="failed")
     assert "Send again" in page.get(address(hook)).content.decode()
     channels.turn(hook, on=False)
@@ -137,38 +154,39 @@ def test_a_channel_that_is_off_offers_to_send_nothing(hook: Channel, page: Clien
 
 
 def test_a_key_is_shown_once_and_only_for_programs(hook: Channel, ann: User, page: Client) -> None:
-    shown = page.post(address(hook, "key/")).content.decode()
+    shown = press(page, hook, "key/").content.decode()
     hook.refresh_from_db()
     assert decrypt(hook.key) in shown
     assert decrypt(hook.key) not in page.get(address(hook)).content.decode()
     slack = channels.create(ann, ChannelKind.SLACK, "slack", URL)
-    page.post(address(slack, "key/"))
+    assert address(slack, "key/") not in page.get(address(slack)).content.decode()
+    page.post(address(slack, "key/"))  # which no page sends, then
     slack.refresh_from_db()
     assert slack.key == ""
 
 
 def test_a_channel_is_turned_off_and_deleted(hook: Channel, page: Client) -> None:
-    page.post(address(hook, "turn/"), {"on": "no"})
+    press(page, hook, "turn/")
     assert "This channel is off." in page.get(address(hook)).content.decode()
-    page.post(address(hook, "turn/"), {"on": "yes"})
+    press(page, hook, "turn/")
     hook.refresh_from_db()
     assert hook.enabled
-    page.post(address(hook, "delete/"))
+    press(page, hook, "delete/")
     assert not Channel.objects.filter(pk=hook.pk).exists()
 
 
 def test_a_channel_stored_with_another_secret_key_can_be_deleted(hook: Channel, page: Client) -> None:
     Channel.objects.filter(pk=hook.pk).update(url="unreadable")
-    assert page.get("/account/notifications/settings/").status_code == 200
+    assert page.get(MINE).status_code == 200
     assert page.get(address(hook)).status_code == 200
-    page.post(address(hook, "delete/"))
+    press(page, hook, "delete/")
     assert not Channel.objects.filter(pk=hook.pk).exists()
 
 
 def test_nobody_has_more_than_twenty_channels(ann: User, page: Client) -> None:
     for number in range(channels.MOST):
         Channel.objects.create(user=ann, kind=ChannelKind.SLACK, name=str(number))
-    answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": URL})
+    answer = add(page, "slack", "x", URL)
     assert answer.status_code == 422
     assert "20 channels already" in answer.content.decode()
 
@@ -182,8 +200,9 @@ def test_events_of_the_deployment_are_offered_to_its_admins_alone(
     assert offered not in page.get(mine).content.decode()
     of_project = channels.create(project, ChannelKind.SLACK, "team", URL)
     assert offered not in root.get(address(of_project)).content.decode()
-    form = {"host_held_back": "all", "run_failed": "own"}
-    page.post(address(hook), {**{event.value: "off" for event in EVENTS}, **form})
+    form = open_form(page, address(hook), having="run_failed")
+    chosen = form.filled({**{name: "off" for name in form.values if name in EVENT_NAMES}, "run_failed": "own"})
+    page.post(address(hook), {**chosen, "host_held_back": "all"})  # as no page asks for it
     assert [(rule.event, rule.own) for rule in hook.rules.all()] == [("run_failed", True)]
 
 
@@ -203,26 +222,29 @@ def test_times_are_set_and_wrong_ones_are_refused_beside_their_field(hook: Chann
     form = {"zone": "Europe/Berlin", "quiet_from": "22:00", "quiet_until": "07:00"}
     page.cookies["zone"] = "Asia/Tokyo"
     assert 'value="Asia/Tokyo"' in page.get(address(hook)).content.decode()
-    assert page.post(address(hook, "hours/"), form).status_code == 302
+    assert submit(page, address(hook), form).status_code == 302
     hook.refresh_from_db()
     assert (hook.zone, str(hook.quiet_from), str(hook.quiet_until)) == ("Europe/Berlin", "22:00:00", "07:00:00")
     assert 'value="22:00"' in page.get(address(hook)).content.decode()
-    for wrong, field in (
-        ({"zone": "Mars/Base"}, "zone"),
-        ({"quiet_until": ""}, "quiet_until"),
-        ({"quiet_until": "22:00"}, "quiet_until"),
-        ({"quiet_from": "late"}, "quiet_from"),
-    ):
-        answer = page.post(address(hook, "hours/"), form | wrong)
+    for until in ("", "22:00"):
+        answer = submit(page, address(hook), {"quiet_until": until})
         assert answer.status_code == 422
-        assert f'id="id_{field}_error"' in answer.content.decode()
-    assert page.post(address(hook, "hours/"), {"zone": "UTC"}).status_code == 422
+        assert 'id="id_quiet_until_error"' in answer.content.decode()
     assert "digest_at" not in page.get(address(hook)).content.decode()
     slack = channels.create(ann, ChannelKind.SLACK, "slack", URL)
     empty = {"zone": "UTC", "quiet_from": "", "quiet_until": "", "digest_at": "08:00"}
-    page.post(address(slack, "hours/"), empty)
+    submit(page, address(slack), empty)
     slack.refresh_from_db()
     assert str(slack.digest_at) == "08:00:00"
+
+
+def test_times_that_no_page_offers_are_refused(hook: Channel, page: Client) -> None:
+    served = open_form(page, address(hook), having="zone").values
+    for field, wrong in (("zone", "Mars/Base"), ("quiet_from", "late")):
+        answer = page.post(address(hook, "hours/"), {**served, field: wrong})
+        assert answer.status_code == 422
+        assert f'id="id_{field}_error"' in answer.content.decode()
+    assert page.post(address(hook, "hours/"), {"zone": "UTC"}).status_code == 422
 
 
 def test_the_log_says_when_what_waits_is_sent(hook: Channel, ann: User, page: Client) -> None:

@@ -17,8 +17,8 @@ from dstackweb.runs.removal import delete
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
-from dstackweb.web.notifications import RulesForm
 from tests.factories import make_run
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
 
 SignIn = Callable[[User], Client]
@@ -43,10 +43,10 @@ def test_the_bell_counts_unread_ones_on_each_page_and_with_each_poll(
     client = as_user(ann)
     assert ">1<" in bell(client, project)
     assert ">1<" in bell(client, project, **HTMX)
-    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="test", unread=True) for n in range(20)]
-    Delivery.objects.bulk_create(many)
+    row = {"channel": services.bell_of(ann), "event": "test", "data": {"by": "ann"}, "unread": True}
+    Delivery.objects.bulk_create(Delivery(key=str(number), **row) for number in range(20))
     assert ">9+<" in bell(client, project)
-    client.post("/account/notifications/read/")
+    submit(client, "/account/notifications/", button="Mark all as read")
     assert "unread" not in bell(client, project)
 
 
@@ -81,9 +81,12 @@ def test_one_about_a_deleted_queue_says_so(project: Project, ann: User, as_user:
 
 def test_those_of_others_are_not_there(ann: User, mia: User, as_user: SignIn, failed: Run) -> None:
     client = as_user(mia)
+    bell, theirs = services.bell_of(mia), Delivery.objects.get()
+    Delivery.objects.create(channel=bell, key="k", event="test", data={"by": "mia"}, unread=True)
     assert "train" not in client.get("/account/notifications/").content.decode()
-    assert client.get(reverse("notification-open", args=[Delivery.objects.get().uid])).status_code == 404
-    client.post("/account/notifications/read/")
+    assert client.get(reverse("notification-open", args=[theirs.uid])).status_code == 404
+    submit(client, "/account/notifications/", button="Mark all as read")
+    assert services.unread(mia) == 0
     assert services.unread(ann) == 1
 
 
@@ -102,14 +105,16 @@ def test_older_ones_are_on_further_pages(project: Project, ann: User, as_user: S
 def test_rules_are_chosen_per_event(project: Project, ann: User, as_user: SignIn) -> None:
     channel = services.bell_of(ann)
     url, client = "/account/notifications/settings/", as_user(ann)
-    form = dict.fromkeys(RulesForm(channel, ann).fields, "off")
-    form |= {"run_ended": "own", "run_failed": "all", "run_stops_soon": f"project:{project.pk}"}
-    assert client.post(url, form).status_code == 302
+    form = open_form(client, url, having="run_ended")
+    offered = [control.name for control in form.controls if control.kind == "select"]
+    chosen = {"run_ended": "own", "run_failed": "all", "run_stops_soon": f"project:{project.pk}"}
+    assert form.send(dict.fromkeys(offered, "off") | chosen).status_code == 302
     found = {rule.event: (rule.own, rule.project_id) for rule in channel.rules.all()}
     assert found == {"run_ended": (True, None), "run_failed": (False, None), "run_stops_soon": (False, project.pk)}
     page = client.get(url).content.decode()
     assert f'<option value="project:{project.pk}" selected>' in page
-    assert client.post(url, form | {"run_ended": "project:99"}).status_code == 422
-    del form["run_started"]
-    assert client.post(url, form).status_code == 422
+    served = open_form(client, url, having="run_ended").values
+    assert client.post(url, served | {"run_ended": "project:99"}).status_code == 422, "the page doesn't offer it"
+    del served["run_started"]
+    assert client.post(url, served).status_code == 422, "the page leaves no field out"
     assert channel.rules.count() == 3
