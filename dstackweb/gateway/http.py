@@ -12,7 +12,7 @@ from dstackweb.gateway.places import Places
 
 HEADERS_MOST = 16 * 1024
 IDLE_S = 75.0
-"""How long a connection may wait for the next request, and for all of its headers: longer than proxies keep theirs."""
+"""How long a connection may wait for the next request, and for the whole of its headers; nginx waits for 60 s."""
 STOP_S = 3.0
 
 # A request that is none is nobody's error here, and anyone can send any number.
@@ -26,7 +26,7 @@ class Handler(web.RequestHandler):
 
     def __init__(self, server: web.Server, places: Places, idle_s: float) -> None:
         super().__init__(
-            server, loop=asyncio.get_running_loop(), keepalive_timeout=idle_s,
+            server, loop=asyncio.get_running_loop(), keepalive_timeout=idle_s, auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # its type lacks what its code expects
             max_line_size=HEADERS_MOST, max_field_size=HEADERS_MOST,
         )  # fmt: skip

@@ -119,6 +119,8 @@ class Pages:
             return web.Response(status=error.status, text=f"{error.message}\n")
         except aiohttp.ServerTimeoutError:
             raise Denied(GatewayProblem.BUSY, name=admission.run) from None
+        except TimeoutError:  # of the body
+            return web.Response(status=408, headers={"Connection": "close"})
         except NotConnected as error:
             raise _not_connected(error.refused, admission) from None
         except aiohttp.ClientError:
