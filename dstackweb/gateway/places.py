@@ -13,7 +13,7 @@ from dstackweb.lib.network import network_of
 
 log = logging.getLogger(__name__)
 
-FILES = 8192
+FILES = 10_000
 """Open files that all places need, with those of runners: a request that is passed on has three."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -220,3 +221,17 @@ def test_a_login_must_be_over_in_time(tmp_path: Path) -> None:
             assert (await reader.read()).startswith(b"SSH-2.0-dstackweb")
 
     run_async(work())
+
+
+def test_what_is_no_login_costs_no_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "asyncssh")
+
+    async def work() -> None:
+        async with ssh_front(tmp_path, Places(strangers=4, known=4), login_s=0.3) as port:
+            for odd in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-1.0-x\r\n", b"SSH-2.0-x\r\n" + bytes(5000), b"\xff" * 5000):
+                reader, writer = await connected(port)
+                writer.write(odd)
+                await all_closed([(reader, writer)])
+
+    run_async(work())
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -47,7 +47,7 @@ async def serve() -> bool:
         loop.add_signal_handler(number, stopping.set)
     report_refused_connections(loop)
     files, checks, host = raise_file_limit(FILES), Checks(), settings.DSTACKWEB_HOST
-    of_http, of_ssh = places(strangers=300, known=2000, files=files), places(strangers=100, known=500, files=files)
+    of_http, of_ssh = places(strangers=1000, known=2000, files=files), places(strangers=100, known=500, files=files)
     tunnels = Tunnels(of_http, checks.watch)
     pages = Pages(tunnels, of_http)
     front, ssh_front = HttpFront(pages.application(), of_http), SshServer(tunnels, of_ssh)
