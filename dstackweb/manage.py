@@ -45,7 +45,7 @@ def main() -> None:
         sys.exit("dstackweb: only the command line is installed; the server is in pip install 'dstackweb[server]'")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
     from django.core.management import execute_from_command_line
-    from django.db import DatabaseError, connection
+    from django.db import Error, connection
 
     from dstackweb.env import BadSetting
     from dstackweb.lib.process import die_with_supervisor
@@ -57,10 +57,14 @@ def main() -> None:
         execute_from_command_line(sys.argv)
     except BadSetting as error:
         sys.exit(f"dstackweb: {error}")
-    except DatabaseError as error:
+    except Error as error:
+        from dstackweb.lib import schema
+
         try:
-            tables = connection.introspection.table_names()
-        except DatabaseError:
+            tables = [] if (is_lost := schema.is_lost(error)) else connection.introspection.table_names()
+        except Error:
+            is_lost = True
+        if is_lost:
             # It may have gone away in the middle: what was committed before stays.
             sys.exit(f"dstackweb: the database can't be reached: {error}\nRun this again once it answers.")
         if "django_migrations" in tables:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import socket
 import sys
 import time
@@ -29,6 +28,7 @@ from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
 from waitress.utilities import BadRequest, RequestEntityTooLarge
 
 from dstackweb.lib.network import network_of
+from dstackweb.lib.process import raise_file_limit
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
 from dstackweb.web_turns import SHORT_S, Turns, client_of, is_vital
@@ -319,9 +319,7 @@ class WaitressWorker(Worker):
 
     def _server(self) -> TcpWSGIServer:
         logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # more requests than threads are no news
-        most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = max(most, min(hard, 4 * CONNECTIONS))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        most = raise_file_limit(4 * CONNECTIONS)
         server = create_server(
             self.wsgi,
             sockets=[listener.sock for listener in self.sockets],

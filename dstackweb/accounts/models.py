@@ -1,6 +1,7 @@
 """Users, projects and memberships, and what signs users in: API tokens, invites and one-time links.
 
-No secret is stored in plain text: tokens and links are hashed with SHA-256, project secrets are encrypted.
+No secret is stored in plain text: tokens, links and keys of sessions are hashed with SHA-256, secrets of projects are
+encrypted.
 """
 
 from __future__ import annotations
@@ -268,7 +269,10 @@ class PasswordFailures(models.Model):
 
 
 class Session(AbstractBaseSession):
-    """A browser's session. It ends at `expire_date`, which each use puts off; `user` is null until it signs in."""
+    """A browser's session, by a digest of the key in its cookie; `user` is null until it signs in.
+
+    It ends at `expire_date`, which each use puts off.
+    """
 
     user = models.ForeignKey(User, null=True, on_delete=models.CASCADE, related_name="sessions")
 

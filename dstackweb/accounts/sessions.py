@@ -1,5 +1,6 @@
 """Browsers that are signed in: rows that end after a time without use, and that their users can end.
 
+A row has a digest of the key that the browser's cookie has: whoever reads the rows can't sign in with them.
 What the list shows is part of the session's data: since when, its last use, the program and its address.
 """
 
@@ -41,14 +42,35 @@ SET_UP = ("/account/two-step/", "/account/confirm/", "/logout/")
 
 
 class SessionStore(db.SessionStore):
+    """Django's store, with digests for keys. Its methods for async views, which there are none of, are not adapted."""
+
     @classmethod
     def get_model_class(cls) -> type[Session]:
         return Session
 
     def create_model_instance(self, data: dict[str, Any]) -> Session:
         row = cast(Session, super().create_model_instance(data))
+        row.session_key = _stored(row.session_key)
         row.user_id = int(data[SESSION_KEY]) if SESSION_KEY in data else None
         return row
+
+    def _get_session_from_db(self) -> Session | None:
+        row = Session.objects.filter(pk=_stored(self.session_key or ""), expire_date__gt=timezone.now()).first()
+        if row is None:
+            self._session_key = None
+        return row
+
+    def exists(self, session_key: str) -> bool:
+        return super().exists(_stored(session_key))
+
+    def delete(self, session_key: str | None = None) -> None:
+        if key := session_key or self.session_key:
+            super().delete(_stored(key))
+
+
+def _stored(key: str) -> str:
+    """What a row has of a cookie's key: of its SHA-256 what the column takes."""
+    return digest(key)[:40]
 
 
 def middleware(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
@@ -105,7 +127,7 @@ def connect() -> None:
 
 @dataclass(frozen=True)
 class SignedIn:
-    """A browser that is signed in. `handle` names it without being of use to sign in."""
+    """A browser that is signed in. `handle` is the key of its row."""
 
     handle: str
     since: dt.datetime
@@ -115,31 +137,28 @@ class SignedIn:
     is_this: bool
 
 
-def of_user(user: User, this: str | None = None) -> list[SignedIn]:
+def of_user(user: User, this: str = "") -> list[SignedIn]:
     """The user's sessions that are valid, the last used first. `this` is the key of the reader's own."""
-    wanted = user.get_session_auth_hash()
+    wanted, own = user.get_session_auth_hash(), _stored(this)
     found = []
     for row in user.sessions.filter(expire_date__gt=timezone.now()):
         data = row.get_decoded()
         if constant_time_compare(data.get(HASH_SESSION_KEY, ""), wanted):
             since, used = (to_moment(1000 * data.get(name, 0)) for name in ("since", "used"))
-            found.append(
-                SignedIn(
-                    _handle(row), since, used, data.get("program", ""), data.get("address", ""), row.session_key == this
-                )
-            )
+            program, address = data.get("program", ""), data.get("address", "")
+            found.append(SignedIn(row.session_key, since, used, program, address, row.session_key == own))
     return sorted(found, key=lambda one: one.used, reverse=True)
 
 
 def end(user: User, handle: str, request: HttpRequest | None = None) -> None:
     """Sign a browser of this user out. Raises NotFound if it is signed out already."""
-    if not _end([row for row in user.sessions.all() if constant_time_compare(_handle(row), handle)], user, request):
+    if not _end(list(user.sessions.filter(pk=handle)), user, request):
         raise NotFound(_("This browser is signed out already."))
 
 
 def end_others(user: User, this: str, request: HttpRequest | None = None) -> int:
     """Sign out all browsers of this user but one; returns how many."""
-    return _end(list(user.sessions.exclude(session_key=this)), user, request)
+    return _end(list(user.sessions.exclude(pk=_stored(this))), user, request)
 
 
 def _end(rows: list[Session], user: User, request: HttpRequest | None) -> int:
@@ -149,7 +168,3 @@ def _end(rows: list[Session], user: User, request: HttpRequest | None) -> int:
             user_logged_out.send(sender=User, request=request, user=user)
             ended += 1
     return ended
-
-
-def _handle(row: Session) -> str:
-    return digest(row.session_key)[:24]

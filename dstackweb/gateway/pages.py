@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import aiohttp
-from aiohttp import WSMsgType, web
+from aiohttp import StreamReader, WSMsgType, web
 from django.conf import settings
 from multidict import CIMultiDict
 from yarl import URL
@@ -25,6 +25,7 @@ from dstackweb.gateway.access import RECHECK_S, Admission
 from dstackweb.gateway.answers import Denied, answer
 from dstackweb.gateway.clients import JobClient, JobClients, NotConnected
 from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
+from dstackweb.gateway.places import Places
 from dstackweb.gateway.tunnels import NO_TUNNEL, Tunnels, in_database
 from dstackweb.lib import proxies
 from dstackweb.lib.secrets import digest
@@ -39,6 +40,8 @@ from dstackweb.runs.states import ENDED, RunStatus
 WEBSOCKET = "sec-websocket-"
 MESSAGE_MOST = 64 << 20
 CHUNK = 64 * 1024
+STILL_S = 300.0
+"""A caller that takes nothing of an answer for so long, or sends nothing more of a body, is gone."""
 NO_CODES = (None, 1005, 1006, 1015)
 """Codes that say that a WebSocket was closed without one: they can't be sent."""
 Proof = Visit | str
@@ -53,8 +56,9 @@ _OF_REFUSALS = {
 class Pages:
     """All that runs serve, below one domain."""
 
-    def __init__(self, tunnels: Tunnels) -> None:
-        self._tunnels, self._tickets, self._clients = tunnels, Tickets(), JobClients(tunnels)
+    def __init__(self, tunnels: Tunnels, places: Places) -> None:
+        self._tunnels, self._places = tunnels, places
+        self._tickets, self._clients = Tickets(), JobClients(tunnels)
         self._admitted: dict[tuple[Visit | str, str], tuple[float, Admission]] = {}
         """Who was let in to which runs (by the digest of their token, if they have one), and when."""
         parts = urlsplit(settings.DSTACKWEB_GATEWAY_URL or "http://localhost")
@@ -89,6 +93,8 @@ class Pages:
         admission = await self._admit(proof, uid, address)
         if token is None and not is_own(request.headers, request.method, f"{self._scheme}://{request.host}"):
             raise Denied(GatewayProblem.OTHER_ORIGIN)
+        if not self._places.know(request.transport, admission.user):
+            raise Denied(GatewayProblem.BUSY, name=admission.run)
         client = await self._clients.of(admission)
         headers = request_headers(request.headers, address, request.host, self._scheme, admission.user)
 
@@ -113,6 +119,8 @@ class Pages:
             return web.Response(status=error.status, text=f"{error.message}\n")
         except aiohttp.ServerTimeoutError:
             raise Denied(GatewayProblem.BUSY, name=admission.run) from None
+        except TimeoutError:  # of the body
+            return web.Response(status=408, headers={"Connection": "close"})
         except NotConnected as error:
             raise _not_connected(error.refused, admission) from None
         except aiohttp.ClientError:
@@ -185,7 +193,7 @@ async def carry(
 
     An answer that breaks off breaks off for the caller too, who would else take it for whole.
     """
-    body = request.content if request.can_read_body else None
+    body = arriving(request.content) if request.can_read_body else None
     address = URL(f"http://run{request.raw_path}", encoded=True)
     async with client.session(request.method).request(
         request.method, address, headers=headers, data=body, allow_redirects=False,
@@ -199,12 +207,18 @@ async def carry(
             if request.method != "HEAD":
                 async for data in answer.content.iter_chunked(CHUNK):
                     on_data()
-                    await response.write(data)
+                    await asyncio.wait_for(response.write(data), STILL_S)
             await response.write_eof()
         except (aiohttp.ClientError, OSError):
             if request.transport is not None:
                 request.transport.abort()
         return response
+
+
+async def arriving(body: StreamReader) -> AsyncIterator[bytes]:
+    """The parts of a body. Raises TimeoutError."""
+    while data := await asyncio.wait_for(body.readany(), STILL_S):
+        yield data
 
 
 async def carry_messages(
@@ -233,9 +247,9 @@ async def carry_messages(
             async for message in source:
                 seen()
                 if message.type is WSMsgType.TEXT:
-                    await sink.send_str(message.data)
+                    await asyncio.wait_for(sink.send_str(message.data), STILL_S)
                 elif message.type is WSMsgType.BINARY:
-                    await sink.send_bytes(message.data)
+                    await asyncio.wait_for(sink.send_bytes(message.data), STILL_S)
 
         works = pass_on(caller, job, on_data), pass_on(job, caller, lambda: None), until()
         tasks = [asyncio.ensure_future(work) for work in works]

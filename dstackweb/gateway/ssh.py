@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -15,7 +15,9 @@ from asyncssh.stream import SSHTCPStreamSession
 
 from dstackweb.gateway import access
 from dstackweb.gateway.access import Visitor
+from dstackweb.gateway.places import Places
 from dstackweb.gateway.tunnels import Tunnel, Tunnels, in_database
+from dstackweb.lib.network import network_of
 from dstackweb.runner.streams import MessageKind, Stream, StreamRefused
 from dstackweb.runner.tunnel import pump
 
@@ -25,58 +27,44 @@ LOGIN_S = 30.0
 KEYS_MOST = 10
 """Keys that one connection may offer: agents offer all that they have."""
 FAILURES_MOST, FAILURES_S = 30, 60.0
-"""Keys from one address that lead nowhere within this time, before it is refused."""
-CONNECTIONS_MOST, CONNECTIONS_OF_ADDRESS = 500, 50
+"""Keys from one network that lead nowhere within this time, before further ones are refused."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 NOT_CONNECTED = "dstackweb: {run} is {status}, and its runner is not connected\r\n"
 INPUT_MOST = 128 * 1024
 
 
-class ConnectionLimits:
-    """How many connections there are, and how many keys led nowhere, by address."""
+class FailedKeys:
+    """How many keys led nowhere, by network."""
 
     def __init__(self) -> None:
-        self._open: defaultdict[str, int] = defaultdict(int)
-        self._failures: dict[str, deque[float]] = {}
+        self._times: dict[str, deque[float]] = {}
 
-    def admits(self, address: str, now: float) -> bool:
-        failures = self._recent(address, now)
-        return (
-            len(failures) < FAILURES_MOST
-            and self._open[address] < CONNECTIONS_OF_ADDRESS
-            and sum(self._open.values()) < CONNECTIONS_MOST
-        )
+    def are_too_many(self, address: str, now: float) -> bool:
+        return len(self._recent(network_of(address), now)) >= FAILURES_MOST
 
-    def opened(self, address: str) -> None:
-        self._open[address] += 1
+    def note(self, address: str, now: float) -> None:
+        if len(self._times) > 10_000:
+            self._times = {network: times for network, times in self._times.items() if self._recent(network, now)}
+        self._times.setdefault(network_of(address), deque(maxlen=FAILURES_MOST)).append(now)
 
-    def closed(self, address: str) -> None:
-        self._open[address] -= 1
-        if self._open[address] <= 0:
-            del self._open[address]
-
-    def failed(self, address: str, now: float) -> None:
-        if len(self._failures) > 10_000:
-            self._failures = {one: times for one, times in self._failures.items() if self._recent(one, now)}
-        self._failures.setdefault(address, deque(maxlen=FAILURES_MOST)).append(now)
-
-    def _recent(self, address: str, now: float) -> deque[float]:
-        times = self._failures.get(address, deque())
+    def _recent(self, network: str, now: float) -> deque[float]:
+        times = self._times.get(network, deque())
         while times and now - times[0] > FAILURES_S:
             times.popleft()
         return times
 
 
 class SshServer:
-    def __init__(self, tunnels: Tunnels) -> None:
-        self.tunnels, self.limits = tunnels, ConnectionLimits()
+    def __init__(self, tunnels: Tunnels, places: Places, *, login_s: float = LOGIN_S) -> None:
+        self.tunnels, self.places, self.failed_keys = tunnels, places, FailedKeys()
+        self._login_s = login_s
         self.connections: set[SshConnection] = set()
 
     async def listen(self, host: str, port: int, key: str) -> asyncssh.SSHAcceptor:
         """Raises OSError."""
         return await asyncssh.listen(
             host, port, server_factory=lambda: SshConnection(self), server_host_keys=[key], server_version="dstackweb",
-            login_timeout=LOGIN_S, keepalive_interval=30, keepalive_count_max=4, encoding=None, line_editor=False,
+            login_timeout=self._login_s, keepalive_interval=30, keepalive_count_max=4, encoding=None, line_editor=False,
             agent_forwarding=False, x11_forwarding=False, allow_scp=False, gss_host=None, compression_algs=None,
             password_auth=False, kbdint_auth=False, public_key_auth=True,
         )  # fmt: skip
@@ -107,14 +95,13 @@ class SshConnection(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._address = str((conn.get_extra_info("peername") or ("",))[0])
-        if not self.front.limits.admits(self._address, time.monotonic()):
-            conn.abort()
-        self.front.limits.opened(self._address)
         self.front.connections.add(self)
+        self.front.places.enter(conn, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.front.limits.closed(self._address)
         self.front.connections.discard(self)
+        if self._connection is not None:
+            self.front.places.leave(self._connection)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -126,17 +113,21 @@ class SshConnection(asyncssh.SSHServer):
     async def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         """Whether the key opens the run. The answer is the same for a run that does not exist."""
         self._offered += 1
-        if self._offered > 2 * KEYS_MOST or not self.front.limits.admits(self._address, time.monotonic()):
+        if self._offered > 2 * KEYS_MOST or self.front.failed_keys.are_too_many(self._address, time.monotonic()):
             self.close()
             return False
         self.entry = await in_database(access.by_key, username[:200], key.get_fingerprint())
         if self.entry is None:
-            self.front.limits.failed(self._address, time.monotonic())
+            self.front.failed_keys.note(self._address, time.monotonic())
         return self.entry is not None
 
     def auth_completed(self) -> None:
-        if self.entry is not None:
+        if self.entry is None or self._connection is None:
+            return
+        if self.front.places.know(self._connection, self.entry.user):
             log.info("%s enters %s by SSH from %s", self.entry.user, self.entry.run, self._address)
+        else:
+            self._connection.disconnect(asyncssh.DISC_TOO_MANY_CONNECTIONS, "too many connections are open")
 
     def session_requested(self) -> SshSession:
         assert self.entry is not None

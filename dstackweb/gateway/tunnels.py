@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from dstackweb.gateway import access
 from dstackweb.gateway.access import RunnerAccess
+from dstackweb.gateway.places import Places
 from dstackweb.runner.streams import MESSAGE_MAX, Mux, ProtocolError, Stream, StreamRefused
 from dstackweb.runs import inactivity
 from dstackweb.runs.inactivity import Use
@@ -69,8 +70,8 @@ class Tunnel:
 class Tunnels:
     """All connected runners, one per run. `watch` goes on for each of them while it is connected."""
 
-    def __init__(self, watch: Callable[[Tunnel], Awaitable[None]] | None = None) -> None:
-        self._watch = watch
+    def __init__(self, places: Places, watch: Callable[[Tunnel], Awaitable[None]] | None = None) -> None:
+        self._places, self._watch = places, watch
         self._by_run: dict[int, tuple[Tunnel, web.WebSocketResponse]] = {}
 
     async def take(self, request: web.Request) -> web.StreamResponse:
@@ -83,6 +84,7 @@ class Tunnels:
         runner = await in_database(access.runner_of, job, token, request.headers.get("X-Nonce", ""))
         if runner is None:
             raise web.HTTPForbidden(text="this is not the runner of a job that people connect to")
+        self._places.trust(request.transport)
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, compress=False, max_msg_size=MESSAGE_MAX)
         await socket.prepare(request)
 

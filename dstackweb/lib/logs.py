@@ -12,11 +12,13 @@ import logging
 import re
 import secrets
 import textwrap
+import time
 from contextvars import ContextVar
 from typing import Any
 
 from dstackweb.lib.text import in_json, seen
 
+SELDOM_S = 60.0
 HEADER = "X-Request-ID"
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request, or of the task that a request caused, that this thread works on; empty for none."""
@@ -63,6 +65,21 @@ class TextFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         return textwrap.indent(seen(super().formatException(ei)), "    ")
+
+
+class Seldom:
+    """A warning of what anyone can cause any number of times: a line a minute, with how often it was until then."""
+
+    def __init__(self, log: logging.Logger, text: str) -> None:
+        self._log, self._text = log, text
+        self._times, self._said_at = 0, float("-inf")
+
+    def note(self, *values: object) -> None:
+        """It happened again; `values` are for the text's placeholders."""
+        self._times += 1
+        if (now := time.monotonic()) - self._said_at >= SELDOM_S:
+            self._log.warning(f"%d {self._text}", self._times, *values)
+            self._times, self._said_at = 0, now
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, locks that end with their process, files made once, and garbage collection."""
+"""Processes that end with their parent, locks that end with their process, files, and garbage collection."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import resource
 import secrets
 import signal
 from pathlib import Path
@@ -67,6 +68,14 @@ def wait_for_lock(path: Path, how: int = 0) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Let this process have so many open files, as far as it may; returns how many it may have now."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = max(now, min(most, wanted))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return files
 
 
 def write_once(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from django.db import DatabaseError, InterfaceError, connection
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connection
 from django.utils import timezone
 
 import dstackweb
@@ -134,6 +134,14 @@ def fence(say: Callable[[str], object], wait: Callable[[float], object] = time.s
         _write(row.version, COMPATIBLE)
         say(f"programs older than schema {COMPATIBLE} stop now; migrating in {NOTICE_S:.0f} s")
         wait(NOTICE_S)
+
+
+def is_lost(error: Error) -> bool:
+    """Whether a connection failed, and not a statement: PostgreSQL has stopped, restarts or can't be reached."""
+    if connection.vendor != "postgresql" or not isinstance(error, OperationalError | InterfaceError):
+        return False
+    state = getattr(error.__cause__, "sqlstate", None)  # None: the connection broke before the server said anything
+    return state is None or state.startswith(("08", "57P"))
 
 
 def unfinished(error: DatabaseError) -> str:

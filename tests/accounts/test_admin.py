@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 MODELS = [
     model
     for model in apps.get_app_config("accounts").get_models()
-    if not model._meta.auto_created and model is not Session  # its key, which the address would have, signs in
+    if not model._meta.auto_created and model is not Session  # its data is nobody else's
 ]
 PASSWORD = "correct horse battery"
 

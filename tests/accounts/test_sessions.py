@@ -48,8 +48,7 @@ def test_all_browsers_of_a_user_are_listed_and_none_of_others(ada: User) -> None
     for shown in ("Firefox", "192.0.2.7", "curl/8 &lt;b&gt;", "198.51.100.9", "this browser"):
         assert shown in page
     assert "Safari" not in page
-    for key in Session.objects.values_list("session_key", flat=True):
-        assert key not in page
+    assert key_of(here) not in page
     assert {one.is_this for one in sessions.of_user(ada, key_of(here))} == {True, False}
 
 
@@ -81,6 +80,18 @@ def test_nobody_signs_out_the_browsers_of_others(ada: User) -> None:
     assert is_in(mine)
     with pytest.raises(NotFound):
         sessions.end(bob, own.handle)
+
+
+def test_nothing_in_a_copy_of_the_database_signs_in(ada: User) -> None:
+    here = browser(ada)
+    (row,) = Session.objects.values()
+    for stored in row.values():
+        thief = Client()
+        thief.cookies[settings.SESSION_COOKIE_NAME] = str(stored)
+        assert not is_in(thief)
+    assert is_in(here)
+    here.post("/logout/")
+    assert not Session.objects.exists()
 
 
 def test_sessions_of_before_a_new_password_are_not_shown(ada: User) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests import servers
 from tests.server import Server
+from tests.setup_lock import set_up_elsewhere
 from tests.support import eventually
 
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("databases")]
@@ -166,3 +167,19 @@ def test_a_redis_that_hangs_delays_a_move_and_loses_nothing(team: Team) -> None:
 
 def test_after_all_this_every_counter_equals_a_recount(team: Team) -> None:
     eventually(lambda: team.server.manage("recount", "--check").returncode == 0, deadline=60)
+
+
+def test_a_server_that_starts_while_postgresql_restarts_comes_up(open_home: Path) -> None:
+    postgres = servers.postgres(open_home / "postgres", durable=True)
+    server = Server(open_home, migrated=False, DATABASE_URL=postgres.url)
+    try:
+        with contextlib.suppress(psycopg.OperationalError), set_up_elsewhere(postgres.url):
+            server.launch()
+            eventually(lambda: "another process is setting up this database" in server.said())
+            crash(postgres)
+        eventually(lambda: "the database is away, will retry" in server.said())
+        postgres.start()
+        eventually(server.is_ready, deadline=120)
+    finally:
+        server.stop()
+        postgres.stop()

@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from dstackweb.gateway.access import RunnerAccess
 from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
-from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, ConnectionLimits
+from dstackweb.gateway.ssh import FAILURES_MOST, FAILURES_S, FailedKeys
 from dstackweb.gateway.tunnels import Tunnel
 from dstackweb.runner.streams import Mux
 from dstackweb.runs.inactivity import Use
@@ -66,23 +66,14 @@ def test_headers_of_the_connection_and_the_gateways_cookie_stay_behind() -> None
     assert list(response_headers(answer)) == [("Set-Cookie", "a=1; Path=/"), ("ETag", "x")]
 
 
-def test_an_address_whose_keys_lead_nowhere_has_to_wait() -> None:
-    limits = ConnectionLimits()
+def test_a_network_whose_keys_lead_nowhere_has_to_wait() -> None:
+    keys = FailedKeys()
     for at in range(FAILURES_MOST):
-        assert limits.admits("10.0.0.1", at / 100)
-        limits.failed("10.0.0.1", at / 100)
-    assert not limits.admits("10.0.0.1", 1.0)
-    assert limits.admits("10.0.0.2", 1.0)
-    assert limits.admits("10.0.0.1", FAILURES_S + 1.0)
-
-
-def test_an_address_has_so_many_connections() -> None:
-    limits = ConnectionLimits()
-    for _ in range(CONNECTIONS_OF_ADDRESS):
-        limits.opened("10.0.0.1")
-    assert not limits.admits("10.0.0.1", 0.0)
-    limits.closed("10.0.0.1")
-    assert limits.admits("10.0.0.1", 0.0)
+        assert not keys.are_too_many("2001:db8::1", at / 100)
+        keys.note(f"2001:db8::{at}", at / 100)
+    assert keys.are_too_many("2001:db8::ffff", 1.0)
+    assert not keys.are_too_many("2001:db8:0:1::1", 1.0)
+    assert not keys.are_too_many("2001:db8::1", FAILURES_S + 1.0)
 
 
 @pytest.mark.parametrize(

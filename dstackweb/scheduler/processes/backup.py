@@ -2,6 +2,7 @@
 
 The file is a tar: `manifest.json`, then `database`, then `joblogs/…`, `archives/…` and `artifacts/…`. The database is
 copied first, as of one moment, while all continues: what is written later is at most more than the database knows.
+Sessions are left out: people sign in again after a restore.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 import dstackweb
+from dstackweb.accounts.models import Session
 from dstackweb.backends.hosts import local
 from dstackweb.lib import ssh_keys
 from dstackweb.lib.errors import Conflict, DomainError
@@ -151,14 +153,21 @@ def _add_files(tar: tarfile.TarFile, root: Path, name: str) -> int:
 
 
 def _dump(target: Path) -> None:
-    """A copy of the database as of one moment, without stopping anyone."""
+    """A copy of the database as of one moment, without stopping anyone, and without what browsers are signed in by."""
+    sessions = Session._meta.db_table
     if connection.vendor == "sqlite":
         source = sqlite3.connect(f"file:{settings.DATABASES['default']['NAME']}?mode=ro", uri=True)
         with contextlib.closing(source), contextlib.closing(sqlite3.connect(target)) as copy:
             source.backup(copy)
+            copy.execute("PRAGMA secure_delete = ON")  # their bytes too
+            copy.execute(f"DELETE FROM {sessions}")
+            copy.commit()
     else:
         program = _client_program("pg_dump")
-        _postgres(program, "--no-password", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
+        _postgres(
+            program, "--no-password", "--format=custom", "--no-owner", "--no-acl", f"--exclude-table-data={sessions}",
+            f"--file={target}",
+        )  # fmt: skip
 
 
 def _client_program(name: str) -> str:

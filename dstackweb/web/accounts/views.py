@@ -316,7 +316,7 @@ def token_revoke(request: PageRequest, token_id: int) -> HttpResponse:
 @account_page
 @require_safe
 def sessions_page(request: PageRequest) -> HttpResponse:
-    found = sessions.of_user(request.user, request.session.session_key)
+    found = sessions.of_user(request.user, request.session.session_key or "")
     idle = units.duration(settings.SESSION_COOKIE_AGE)
     return render(request, "accounts/sessions.html", {"sessions": found, "idle": idle})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -14,9 +15,12 @@ import psycopg
 import pytest
 from django.conf import settings
 from django.db import connection
+from django.utils import timezone
 
+from dstackweb.accounts.models import Session
 from dstackweb.scheduler.processes import backup
 from tests import databases
+from tests.factories import make_user
 from tests.server import Server
 from tests.support import REPO
 
@@ -136,16 +140,34 @@ def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.both_sides
+@pytest.mark.django_db(transaction=True)
+def test_a_backup_has_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{databases.programs()}:{os.environ['PATH']}")
+    Session.objects.create(session_key="left-out", session_data="also-left-out", expire_date=timezone.now())
+    make_user("copied")
+    target = tmp_path / "database"
+    backup._dump(target)
+    if connection.vendor == "sqlite":
+        copy = target.read_bytes()
+    else:
+        copy = subprocess.run(["pg_restore", "--file=-", str(target)], capture_output=True, check=True).stdout
+    assert b"copied" in copy
+    assert b"left-out" not in copy
+    assert Session.objects.exists()
+
+
 @pytest.mark.nightly
 @pytest.mark.both_sides
 def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
     server.env["PATH"] = f"{databases.programs()}:{server.env['PATH']}"
-    server.sql("INSERT INTO accounts_session VALUES ('kept', '', '2030-01-01', NULL)")
+    server.sql("INSERT INTO lib_sequence (name, value) VALUES ('kept', 1)")
+    server.sql("INSERT INTO accounts_session VALUES ('left-out', '', '2030-01-01', NULL)")
     made = server.manage("backup", file)
     assert made.returncode == 0, made.stderr
-    server.sql("DELETE FROM accounts_session")
+    server.sql("DELETE FROM lib_sequence")
     # As a newer release would have made it.
     server.sql("CREATE TABLE newer (session_key varchar(40) REFERENCES accounts_session (session_key))")
     assert "--replace" in server.manage("restore", file).stderr
@@ -162,6 +184,7 @@ def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_pa
     run([sys.executable, "manage.py", "restore", "--replace", "-"], input=piped.stdout)
     assert not [path for path in open_home.iterdir() if path.name.startswith((".backup-", ".restore-"))]
     with server._database() as database:
-        assert database.execute("SELECT session_key FROM accounts_session").fetchone() == ("kept",)
+        assert database.execute("SELECT count(*) FROM lib_sequence WHERE name = 'kept'").fetchone() == (1,)
+        assert database.execute("SELECT count(*) FROM accounts_session").fetchone() == (0,)
         with pytest.raises((sqlite3.Error, psycopg.Error)):
             database.execute("SELECT * FROM newer")

@@ -11,24 +11,23 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from dstackweb.gateway.checks import Checks
+from dstackweb.gateway.http import HttpFront
 from dstackweb.gateway.pages import Pages
+from dstackweb.gateway.places import FILES, places, report_refused_connections
 from dstackweb.gateway.ssh import SshServer
 from dstackweb.gateway.tunnels import Tunnels, in_database
 from dstackweb.lib import schema, ssh_keys
-from dstackweb.lib.process import REFUSED
+from dstackweb.lib.process import REFUSED, raise_file_limit
 from dstackweb.scheduler.processes.protection import end_jobs_on
 
 log = logging.getLogger("dstackweb.gateway")
 
 BIND_AGAIN_S = 5.0
 SCHEMA_EVERY_S = 5.0
-STOP_S = 3.0
-HEADERS_MOST = 16 * 1024
 
 
 class Command(BaseCommand):
@@ -46,27 +45,24 @@ async def serve() -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    checks = Checks()
-    host, tunnels = settings.DSTACKWEB_HOST, Tunnels(checks.watch)
-    pages, front = Pages(tunnels), SshServer(tunnels)
-    runner = web.AppRunner(
-        pages.application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
-        handler_cancellation=True,  # a caller that has gone ends what the job does for it
-        max_line_size=HEADERS_MOST, max_field_size=HEADERS_MOST,
-    )  # fmt: skip
-    await runner.setup()
+    report_refused_connections(loop)
+    files, checks, host = raise_file_limit(FILES), Checks(), settings.DSTACKWEB_HOST
+    of_http, of_ssh = places(strangers=1000, known=2000, files=files), places(strangers=100, known=500, files=files)
+    tunnels = Tunnels(of_http, checks.watch)
+    pages = Pages(tunnels, of_http)
+    front, ssh_front = HttpFront(pages.application(), of_http), SshServer(tunnels, of_ssh)
     key = await asyncio.to_thread(ssh_keys.host_key, Path(settings.DSTACKWEB_HOME))
 
     async def listen_http() -> None:
-        await web.TCPSite(runner, host, settings.DSTACKWEB_GATEWAY_PORT).start()
+        await front.listen(host, settings.DSTACKWEB_GATEWAY_PORT)
 
     async def listen_ssh() -> None:
-        await front.listen(host, settings.DSTACKWEB_SSH_PORT, str(key))
+        await ssh_front.listen(host, settings.DSTACKWEB_SSH_PORT, str(key))
 
     work: list[Awaitable[Any]] = [
         bind(listen_http, "DSTACKWEB_GATEWAY_PORT", settings.DSTACKWEB_GATEWAY_PORT),
         tunnels.keep_notes(),
-        front.recheck(),
+        ssh_front.recheck(),
         checks.keep(),
     ]
     if settings.DSTACKWEB_SSH_PORT:
@@ -81,7 +77,7 @@ async def serve() -> bool:
     finally:
         for task in tasks:
             task.cancel()
-        await runner.cleanup()
+        await front.close()
         await pages.close()
     return fits
 

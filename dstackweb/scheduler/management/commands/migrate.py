@@ -28,6 +28,8 @@ class Command(migrate.Command):
             try:
                 super().handle(*args, **options)
             except DatabaseError as error:
+                if schema.is_lost(error):  # what is missing is made with the next try
+                    raise
                 schema.say_on_stderr(schema.unfinished(error))
                 sys.exit(REFUSED)
             if whole:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from django.conf import settings
 from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 from django.utils import timezone
 from django_q.status import Stat
 from gunicorn.systemd import sd_notify
@@ -43,6 +44,8 @@ from dstackweb.scheduler.processes.supervisor import Outcome, ProcessSpec, Super
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 2.0
+"""Between tries to set up a database that is away."""
 LISTENS_ON = "DSTACKWEB_LISTENS_ON"
 """Set by a server for the program that prepares its reload: a reload cannot change the address."""
 PYTHON = (sys.executable, "-P")
@@ -75,7 +78,7 @@ class Command(BaseCommand):
             lock = HomeLock.taken_over(former.lock, settings.DSTACKWEB_API_URL)
             listener = socket.socket(fileno=former.listener)
         static_root = collect_static()
-        admin = prepare()
+        admin = prepare(has_served=former is not None)
         logs = settings.DSTACKWEB_HOME / "logs"
         again = [*_manage("up"), *(["--no-host"] if options["no_host"] else [])]
         given = {**env.GIVEN, LISTENS_ON: _place()}
@@ -168,27 +171,40 @@ def prepare_reload() -> None:
     import_module("dstackweb.wsgi")
 
 
-def prepare() -> Bootstrap:
-    """Migrate the database, create the first admin, and request fresh offers."""
-    try:
-        connections["default"].ensure_connection()
-        if "redis" in settings.Q_CLUSTER:
-            reach_redis(settings.Q_CLUSTER["redis"])
-        if found := protection.refusal(settings.DATABASES["default"], settings.Q_CLUSTER.get("redis", "")):
-            refuse(found)
-        # Several servers may start on one database: the first sets it up.
-        with schema.alone(schema.say_on_stderr):
-            call_command("migrate", interactive=False, verbosity=0)
-            admin = bootstrap()
-            ensure_default_profile()
-            sources.preload(timezone.now())
-        return admin
-    except DatabaseError as error:
-        refuse(f"cannot use the database: {str(error).strip().splitlines()[0]}")
-    except DomainError as error:
-        refuse(error.detail)
-    finally:
-        connections.close_all()
+def prepare(*, has_served: bool = False, wait: Callable[[float], object] = time.sleep) -> Bootstrap:
+    """Migrate the database, create the first admin, and request fresh offers.
+
+    A database that goes away meanwhile is waited for, also at first where the server `has_served` until now.
+    """
+    admin: Bootstrap | None = None
+    was_reached, said = has_served, ""
+    while True:
+        try:
+            connections["default"].ensure_connection()
+            was_reached = True
+            if "redis" in settings.Q_CLUSTER and not has_served:
+                reach_redis(settings.Q_CLUSTER["redis"])
+            if found := protection.refusal(settings.DATABASES["default"], settings.Q_CLUSTER.get("redis", "")):
+                refuse(found)
+            # Several servers may start on one database: the first sets it up.
+            with schema.alone(schema.say_on_stderr):
+                call_command("migrate", interactive=False, verbosity=0)
+                admin = admin or bootstrap()  # only the call that creates the admin knows the password
+                ensure_default_profile()
+                sources.preload(timezone.now())
+            return admin
+        except Error as error:
+            text = str(error).strip().partition("\n")[0]
+            if not (was_reached and schema.is_lost(error)):
+                refuse(f"cannot use the database: {text}")
+            if text != said:
+                schema.say_on_stderr(f"the database is away, will retry: {text}")
+            said = text
+        except DomainError as error:
+            refuse(error.detail)
+        finally:
+            connections.close_all()
+        wait(RETRY_S)
 
 
 def reach_redis(url: str) -> None:
@@ -269,6 +285,18 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
     def host_is_alive(_pid: int) -> bool:
         return Host.objects.filter(name=settings.DSTACKWEB_HOST_NAME, seen_at__gte=began).exists()
 
+    def unless_away(is_alive: Callable[[int], bool]) -> Callable[[int], bool]:
+        """`is_alive`, or False where the database or Redis doesn't say."""
+
+        def is_seen_alive(pid: int) -> bool:
+            try:
+                return is_alive(pid)
+            except Exception:  # Redis's own, whose library takes long to load
+                connections.close_all()
+                return False
+
+        return is_seen_alive
+
     gunicorn = ["-m", "dstackweb.web_server", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
     return [
         ProcessSpec(
@@ -289,13 +317,13 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
                 "workers" if name == settings.DSTACKWEB_CLUSTERS["control"] else name,
                 _role("qcluster"),
                 {"Q_CLUSTER_NAME": name},
-                _cluster_is_alive,
+                unless_away(_cluster_is_alive),
             )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
         *([ProcessSpec("gateway", _role("gateway"), alone=True)] if settings.DSTACKWEB_GATEWAY_PORT else []),
         ProcessSpec("ticker", _role("ticker") if with_host else _role("ticker", "--deployment-only")),
-        *([ProcessSpec("host", _role("host"), ready=host_is_alive, alone=True)] if with_host else []),
+        *([ProcessSpec("host", _role("host"), ready=unless_away(host_is_alive), alone=True)] if with_host else []),
     ]
 
 
