@@ -109,6 +109,24 @@ def test_vital_requests_alternate_with_others_and_have_threads_that_writers_do_n
     assert queue.popleft() == "w3"
 
 
+def test_heartbeats_are_not_last_in_line_while_the_runs_of_sixty_hosts_start_behind_one_address() -> None:
+    """Each run calls with a token of its own, each host polls and sends the heartbeats of its runs together."""
+    now = 100.0
+    queue = Turns(lambda task: ("10.0.0.1", task), lambda task: task[0] in "ph", 8, lambda: now)
+    for run in range(600):
+        queue.append(f"run {run}")
+    for host in range(60):
+        queue.append(f"poll {host}")
+        queue.append(f"heartbeat {host}")
+    served: list[str] = []
+    while any(f"heartbeat {host}" not in served for host in range(60)):
+        task = queue.popleft()
+        served.append(task)
+        queue.end(task)
+        now += SHORT_S
+    assert len(served) <= 2 * 120
+
+
 @pytest.mark.parametrize(
     ("path", "vital"),
     [
