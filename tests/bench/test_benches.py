@@ -30,6 +30,7 @@ SMALL = {
     "queue_past": "sqlite 200",
     "run_lists": "sqlite 200",
     "sample_requests": "sqlite 8",
+    "sixty_hosts": "sqlite 4 8",
     "start_estimates": "sqlite 60",
     "storage": "sqlite 1",
     "submit_to_running": "2 hosts",
