@@ -55,7 +55,7 @@ def wrapped(
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
         "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm",
         *_each("--dev-bind-try", [(path, path) for path in _devices(gpus)]),
-        *_each("--bind", [(tmp_of(run_dir), folder) for folder in TMP]),
+        *_each("--bind", [(os.path.join(tmp_of(run_dir), "tmp"), folder) for folder in TMP]),
         *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
         *_each("--ro-bind", [(path, path) for path in program]),
         *([] if users is None else ["--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"]),
@@ -110,7 +110,7 @@ def obstacle(account: pwd.struct_passwd) -> str:
         with tempfile.TemporaryDirectory() as folder:
             run_dir = os.path.join(folder, "run")
             os.mkdir(run_dir)
-            make_tmp(run_dir, account)
+            make_tmp(run_dir)
             done = subprocess.run(
                 wrapped(number, run_dir=run_dir), env=ENV, pass_fds=[number], stdin=subprocess.DEVNULL,
                 capture_output=True, timeout=TRIAL_S, check=False,
@@ -125,15 +125,21 @@ def obstacle(account: pwd.struct_passwd) -> str:
 
 
 def tmp_of(run_dir: str) -> str:
-    """The folder that a job in a sandbox sees as its /tmp."""
+    """The folder, closed to other users, with the one that a job in a sandbox sees as its /tmp."""
     return f"{run_dir}.tmp"
 
 
-def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
-    """Make it empty, for its user alone. Raises OSError."""
+def make_tmp(run_dir: str) -> None:
+    """Make it empty. Raises OSError.
+
+    It is root's, with the sticky bit, as /tmp is elsewhere: `bwrap` makes folders in it for what lies below /tmp, such
+    as the program that root starts, and the job must not be able to put others in their place.
+    """
     remove_tmp(run_dir)
     os.mkdir(tmp_of(run_dir), 0o700)
-    os.chown(tmp_of(run_dir), account.pw_uid, account.pw_gid, follow_symlinks=False)
+    tmp = os.path.join(tmp_of(run_dir), "tmp")
+    os.mkdir(tmp)
+    os.chmod(tmp, 0o1777)  # noqa: S103  # in a folder that is closed to all
 
 
 def remove_tmp(run_dir: str) -> None:

@@ -17,6 +17,7 @@ from django.test import override_settings
 
 from dstackweb.backends.hosts import local
 from dstackweb.runner import child, sandbox
+from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of, arrange, find_user, isolates, of_job, prepare
 from standins import programs
 from tests.backends.job_api import JobApi
@@ -35,7 +36,9 @@ def launch(open_home: Path) -> Iterator[Launch]:
     """`launch(project, *commands, writable=…)`: a job of this project that runs, and its directory."""
     apis: list[JobApi] = []
 
-    def start(project: int, *commands: str, writable: list[str] | None, **spec: object) -> tuple[JobApi, Path]:
+    def start(
+        project: int, *commands: str, writable: list[str] | None, engine: Engine | None = None, **spec: object
+    ) -> tuple[JobApi, Path]:
         if writable is not NO_SANDBOX:
             programs.require("bubblewrap")
         api = JobApi(*commands, **{"project": project, "env": {"SECRET": f"secret-of-{project}"}, **spec})
@@ -51,6 +54,7 @@ def launch(open_home: Path) -> Iterator[Launch]:
                 "user": PROJECT_UIDS,
                 "writable": writable,
                 "path": local.job_path(),
+                "engine": engine and engine.stored(),
             }
         )
         return api, folder
