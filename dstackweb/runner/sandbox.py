@@ -41,7 +41,8 @@ def wrapped(
     """The command that root runs, with an environment of its own, to start what `orders` say (`enter.stored`).
 
     It can change `run_dir`, its /tmp (`make_tmp`), and those folders of `writable` that exist, as far as its user may.
-    Of NVIDIA's GPUs it has those in `gpus`, by UUID. `users` is a descriptor of what it sees as /etc/passwd.
+    Of other runs, in the folder two above, it sees nothing: its user may read those of its project. Of NVIDIA's GPUs it
+    has those in `gpus`, by UUID. `users` is a descriptor of what it sees as /etc/passwd.
     Raises FileNotFoundError without bwrap.
     """
     bwrap = shutil.which("bwrap")
@@ -50,7 +51,9 @@ def wrapped(
     # The runner is started with -S: `sys.prefix` is then not that of a virtual environment.
     environment = str(PurePath(sys.executable).parents[1])
     program = [path for path in (PROGRAM, environment, sys.base_prefix) if path.startswith(TMP_BELOW)]
-    above = [str(parent) for path in (*program, *writable, run_dir) for parent in reversed(PurePath(path).parents)]
+    own = os.path.realpath(run_dir)
+    run = os.path.dirname(own)
+    above = [str(parent) for path in (*program, *writable, own) for parent in reversed(PurePath(path).parents)]
     return [
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
         "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm",
@@ -59,7 +62,8 @@ def wrapped(
         *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
         *_each("--ro-bind", [(path, path) for path in program]),
         *([] if users is None else ["--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"]),
-        *_each("--bind-try", [(folder, folder) for folder in (*writable, run_dir)]),
+        *_each("--bind-try", [(folder, folder) for folder in writable]),
+        *_each("--perms", [("0755", "--tmpfs", os.path.dirname(run)), ("0755", "--dir", run)]), "--bind", own, own,
         "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
         sys.executable, "-I", "-S", "-c", ENTER, PROGRAM, str(orders),
     ]  # fmt: skip
@@ -108,8 +112,8 @@ def obstacle(account: pwd.struct_passwd) -> str:
     number = enter.stored(asked)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run_dir = os.path.join(folder, "run")
-            os.mkdir(run_dir)
+            run_dir = os.path.join(folder, "run", "node-0")
+            os.makedirs(run_dir)
             make_tmp(run_dir)
             done = subprocess.run(
                 wrapped(number, run_dir=run_dir), env=ENV, pass_fds=[number], stdin=subprocess.DEVNULL,

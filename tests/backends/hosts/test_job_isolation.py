@@ -25,6 +25,8 @@ from tests.support import eventually
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
 NO_SANDBOX, SANDBOX = None, list[str]()
+WITH_HOME = [tempfile.gettempdir()]
+"""A sandbox with the machine's own /tmp, and in it the homes of these tests, as they are there elsewhere."""
 Launch = Callable[..., tuple[JobApi, Path]]
 
 as_root = pytest.mark.needs("root")
@@ -101,7 +103,7 @@ def tried(command: str) -> str:
 
 
 @as_root
-@pytest.mark.parametrize("writable", [NO_SANDBOX, [tempfile.gettempdir()]], ids=["users", "sandbox"])
+@pytest.mark.parametrize("writable", [NO_SANDBOX, WITH_HOME], ids=["users", "sandbox"])
 def test_a_job_cannot_read_change_or_stop_another_projects_job(launch: Launch, writable: list[str] | None) -> None:
     pid, folder = victim(launch, 7, writable)
     attacks = [attack.format(pid=pid, folder=folder) for attack in READS + ATTACKS]
@@ -121,12 +123,25 @@ def test_without_a_sandbox_a_job_of_the_same_project_can(launch: Launch) -> None
 
 
 @as_root
-def test_in_a_sandbox_a_job_of_the_same_project_cannot_change_or_stop_it(launch: Launch) -> None:
-    pid, folder = victim(launch, 7, SANDBOX)
-    attacks = [attack.format(pid=pid, folder=folder) for attack in ATTACKS]
-    api, _folder = launch(7, "id -u", "id -G", *map(tried, attacks), writable=SANDBOX)
+def test_in_a_sandbox_a_job_of_the_same_project_cannot_read_change_or_stop_it(launch: Launch) -> None:
+    pid, folder = victim(launch, 7, WITH_HOME)
+    attacks = [attack.format(pid=pid, folder=folder) for attack in READS + ATTACKS]
+    api, _folder = launch(7, "id -u", "id -G", *map(tried, attacks), writable=WITH_HOME)
     assert output(api).splitlines() == [str(FIRST + 7)] * 2
     assert psutil.Process(pid).status() == psutil.STATUS_SLEEPING
+    assert (folder / "results.txt").read_text() == "results\n"
+
+
+@as_root
+def test_in_a_sandbox_a_job_sees_no_run_but_its_own(launch: Launch) -> None:
+    """None that has ended either, whatever it ran in, and though its user may read it."""
+    ended, folder = launch(7, "echo results > results.txt", writable=NO_SANDBOX)
+    output(ended)
+    attacks = [attack.format(folder=folder) for attack in READS]
+    runs = folder.parents[1]
+    look = [tried(f"touch {runs}/mine"), "echo 0 > node", f"ls {runs}", f"ls {runs}/*", f"cat {runs}/*/*/node"]
+    api, own = launch(7, *map(tried, attacks), *look, writable=WITH_HOME)
+    assert output(api).splitlines() == [own.parent.name, own.name, "0"]
 
 
 @as_root

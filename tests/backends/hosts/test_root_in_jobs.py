@@ -20,7 +20,16 @@ from dstackweb.runner.pyz import build_pyz
 from dstackweb.runner.streams import StreamRefused
 from tests import containers
 from tests.backends.hosts.gateway_stand_in import GatewayStandIn
-from tests.backends.hosts.test_job_isolation import FIRST, SANDBOX, Launch, as_root, each_level, launch, tried
+from tests.backends.hosts.test_job_isolation import (
+    FIRST,
+    SANDBOX,
+    WITH_HOME,
+    Launch,
+    as_root,
+    each_level,
+    launch,
+    tried,
+)
 from tests.servers import free_port
 from tests.support import eventually
 
@@ -123,6 +132,20 @@ def test_root_executes_nothing_in_a_sandbox_whatever_is_there(
     assert gateway.run(f"{program}/venv/bin/python") == (9, ""), "it is there"
     assert (folder / "executed").read_text() == f"{FIRST + 7} {program}/venv/bin/python\n", "by this command alone"
     assert api.log == b"ready\n"
+
+
+@as_root
+def test_a_link_to_the_socket_of_another_run_leads_nowhere_in_a_sandbox(
+    launch: Launch, gateway: GatewayStandIn
+) -> None:
+    serve = f"printf '%s' \"$SERVES\" | exec python3 - {free_port()} {IDE_SOCKET}"
+    _other, others = launch(7, serve, writable=WITH_HOME, env={"SERVES": SERVES})
+    eventually(lambda: (others / IDE_SOCKET).exists())
+    link = f"ln -s {others}/{IDE_SOCKET} {IDE_SOCKET}; exec sleep 300"
+    _api, folder = launch(7, link, writable=WITH_HOME, gateway={"port": gateway.port})
+    eventually(lambda: (folder / IDE_SOCKET).is_symlink())
+    with pytest.raises(StreamRefused, match="No such file"):
+        gateway.ask(b"hello", kind="ide")
 
 
 @as_root
