@@ -69,6 +69,21 @@ def wrapped(
     ]  # fmt: skip
 
 
+def settled(writable: Sequence[str], ids: Collection[int]) -> list[str]:
+    """Those folders, by their real paths, that are there and that no user of jobs (`ids`) could have put a link in the
+    place of: root would mount what it leads to. One in another of them comes with that.
+    """
+    found = []
+    for folder in writable:
+        real = os.path.realpath(folder)
+        with contextlib.suppress(FileNotFoundError):
+            if (open_to_jobs := disk.loose("/", folder, ids) or disk.loose("/", real, ids)) is None:
+                found.append(real)
+            else:
+                say(f"{folder} can't be changed by jobs in a sandbox, since others of them can change {open_to_jobs}")
+    return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
+
+
 def users_with(account: pwd.struct_passwd, home: str) -> int:
     """A descriptor of the machine's /etc/passwd with the job's user, in memory alone.
 

@@ -210,6 +210,34 @@ def test_in_a_sandbox_a_job_can_change_its_own_folders_only(launch: Launch, open
 
 
 @as_root
+def test_a_folder_that_jobs_can_put_a_link_in_the_place_of_is_not_mounted(launch: Launch, open_home: Path) -> None:
+    """Root would follow it, past folders that are closed to the job. In a folder that it gets it does no harm."""
+    shared, closed = open_home / "shared", open_home / "closed"
+    (closed / "open").mkdir(parents=True)
+    (closed / "open/secret").write_text("secret\n")
+    closed.chmod(0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(closed / "open")
+    attacks = [tried(f"cat {shared}/link/secret"), tried(f"touch {shared}/file")]
+    api, _folder = launch(7, *attacks, writable=[f"{shared}/link"])
+    assert output(api) == ""
+    api, _folder = launch(7, *attacks, writable=[str(shared), f"{shared}/link"])
+    assert output(api) == f"did: touch {shared}/file\n"
+
+
+@as_root
+def test_links_of_the_machines_own_are_followed_and_its_sticky_folders_kept(tmp_path: Path) -> None:
+    (tmp_path / "real/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").chmod(0o1777)
+    places = [f"{tmp_path}/link/below", f"{tmp_path}/none/at/all"]
+    assert sandbox.settled(places, {FIRST}) == [f"{tmp_path}/real/below"]
+    os.chown(tmp_path / "real/below", FIRST, FIRST)
+    assert sandbox.settled(places, {FIRST}) == []
+
+
+@as_root
 def test_what_a_job_leaves_in_its_tmp_ends_with_it(launch: Launch) -> None:
     api, folder = launch(7, "mkdir -p /tmp/a/b; chmod 0 /tmp/a; echo kept > kept", writable=SANDBOX)
     output(api)

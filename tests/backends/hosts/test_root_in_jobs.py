@@ -22,12 +22,13 @@ from tests import containers
 from tests.backends.hosts.gateway_stand_in import GatewayStandIn
 from tests.backends.hosts.test_job_isolation import (
     FIRST,
+    NO_SANDBOX,
     SANDBOX,
     WITH_HOME,
     Launch,
     as_root,
-    each_level,
     launch,
+    output,
     tried,
 )
 from tests.servers import free_port
@@ -98,7 +99,7 @@ def enter_by_all_ways(gateway: GatewayStandIn, port: int) -> None:
 
 
 @as_root
-@each_level
+@pytest.mark.parametrize("writable", [NO_SANDBOX, SANDBOX, WITH_HOME], ids=["users", "sandbox", "shared-tmp"])
 def test_root_executes_nothing_that_a_job_puts_in_the_place_of_its_program(
     launch: Launch, program: Path, gateway: GatewayStandIn, writable: list[str] | None
 ) -> None:
@@ -111,6 +112,16 @@ def test_root_executes_nothing_that_a_job_puts_in_the_place_of_its_program(
     enter_by_all_ways(gateway, port)
     assert not (folder / "executed").exists()
     assert api.log == b"ready\n", "the job did what it may not"
+
+
+@as_root
+def test_what_the_set_up_snippet_leaves_is_not_executed_as_root_either(launch: Launch, program: Path) -> None:
+    """It may source files of the run's author. The sandbox of the commands begins with the same /tmp."""
+    setup = "\n".join([*takes_the_place(program), "ln -s /etc /tmp/etc"])
+    api, folder = launch(7, "id -u; ls -d /tmp/etc", setup=f"exec 2>&1; ({setup}) >> said", writable=SANDBOX)
+    assert output(api) == f"{FIRST + 7}\n/tmp/etc\n"
+    assert (folder / "said").read_text() == ""
+    assert not (folder / "executed").exists()
 
 
 @as_root
