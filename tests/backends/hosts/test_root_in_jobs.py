@@ -20,21 +20,12 @@ from dstackweb.runner.pyz import build_pyz
 from dstackweb.runner.streams import StreamRefused
 from tests import containers
 from tests.backends.hosts.gateway_stand_in import GatewayStandIn
-from tests.backends.hosts.test_job_isolation import (
-    FIRST,
-    NO_SANDBOX,
-    SANDBOX,
-    WITH_HOME,
-    Launch,
-    as_root,
-    launch,
-    output,
-    tried,
-)
+from tests.backends.hosts.test_job_isolation import FIRST, NO_SANDBOX, SANDBOX, WITH_HOME, Launch, launch, output, tried
 from tests.servers import free_port
 from tests.support import eventually
 
 __all__ = ["launch"]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("root")]
 
 SERVES = """\
 import socketserver, sys
@@ -98,8 +89,14 @@ def enter_by_all_ways(gateway: GatewayStandIn, port: int) -> None:
         assert gateway.ask(b"this", **what) == b"served this"
 
 
-@as_root
-@pytest.mark.parametrize("writable", [NO_SANDBOX, SANDBOX, WITH_HOME], ids=["users", "sandbox", "shared-tmp"])
+@pytest.mark.parametrize(
+    "writable",
+    [
+        pytest.param(NO_SANDBOX, id="users"),
+        pytest.param(SANDBOX, id="sandbox"),
+        pytest.param(WITH_HOME, id="shared-tmp", marks=pytest.mark.nightly),
+    ],
+)
 def test_root_executes_nothing_that_a_job_puts_in_the_place_of_its_program(
     launch: Launch, program: Path, gateway: GatewayStandIn, writable: list[str] | None
 ) -> None:
@@ -114,7 +111,6 @@ def test_root_executes_nothing_that_a_job_puts_in_the_place_of_its_program(
     assert api.log == b"ready\n", "the job did what it may not"
 
 
-@as_root
 def test_what_the_set_up_snippet_leaves_is_not_executed_as_root_either(launch: Launch, program: Path) -> None:
     """It may source files of the run's author. The sandbox of the commands begins with the same /tmp."""
     setup = "\n".join([*takes_the_place(program), "ln -s /etc /tmp/etc"])
@@ -124,7 +120,6 @@ def test_what_the_set_up_snippet_leaves_is_not_executed_as_root_either(launch: L
     assert not (folder / "executed").exists()
 
 
-@as_root
 def test_root_executes_nothing_in_a_sandbox_whatever_is_there(
     launch: Launch, program: Path, gateway: GatewayStandIn
 ) -> None:
@@ -145,7 +140,6 @@ def test_root_executes_nothing_in_a_sandbox_whatever_is_there(
     assert api.log == b"ready\n"
 
 
-@as_root
 def test_a_link_to_the_socket_of_another_run_leads_nowhere_in_a_sandbox(
     launch: Launch, gateway: GatewayStandIn
 ) -> None:
@@ -159,7 +153,6 @@ def test_a_link_to_the_socket_of_another_run_leads_nowhere_in_a_sandbox(
         gateway.ask(b"hello", kind="ide")
 
 
-@as_root
 @pytest.mark.nightly
 def test_what_connects_to_a_job_in_a_container_sees_its_files_alone(
     launch: Launch, gateway: GatewayStandIn, open_home: Path
