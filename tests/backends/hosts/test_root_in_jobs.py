@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 import subprocess
@@ -154,21 +155,30 @@ def test_a_link_to_the_socket_of_another_run_leads_nowhere_in_a_sandbox(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["docker", "podman"])
 def test_what_connects_to_a_job_in_a_container_sees_its_files_alone(
-    launch: Launch, gateway: GatewayStandIn, open_home: Path
+    launch: Launch, gateway: GatewayStandIn, open_home: Path, name: str
 ) -> None:
     """A link leads nowhere on the host, whose sockets it could reach as the project's user."""
-    with containers.docker() as docker, socket.socket(socket.AF_UNIX) as outside:
+    with contextlib.ExitStack() as stack:
+        if name == "podman":
+            engine, image = stack.enter_context(containers.podman()), f"localhost/{containers.IMAGE}"
+        else:
+            engine, image = stack.enter_context(containers.docker()).engine, containers.IMAGE
+        outside = stack.enter_context(socket.socket(socket.AF_UNIX))
         outside.bind(str(open_home / "socket"))
         (open_home / "socket").chmod(0o777)
         outside.listen()
+        others = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         api, folder = launch(
-            7, f"ln -s {open_home}/socket {IDE_SOCKET}; exec sleep 300", writable=SANDBOX, engine=docker.engine,
-            gateway={"port": gateway.port}, image=containers.IMAGE, pull_policy="never", registry_auth=None,
+            7, f"ln -s {open_home}/socket {IDE_SOCKET}; exec sleep 300", writable=SANDBOX, engine=engine,
+            gateway={"port": gateway.port}, image=image, pull_policy="never", registry_auth=None,
             entrypoint=None, memory_max_mib=64, cpu_max=1,
         )  # fmt: skip
         eventually(lambda: (folder / IDE_SOCKET).is_symlink())
         assert gateway.run("id -u") == (0, f"{FIRST + 7}\n")
         with pytest.raises(StreamRefused, match="No such file"):
             gateway.ask(b"hello", kind="ide")
+        with pytest.raises(StreamRefused, match="another user"):
+            gateway.ask(b"hello", kind="service", port=others.getsockname()[1])
         eventually(partial(local.kill_job, api.job))
