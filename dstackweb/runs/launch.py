@@ -114,7 +114,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    (host, address), token = _name_and_address(job), tasks_token(job.pk)
+    (host, address), token, ide = _name_and_address(job), tasks_token(job.pk), _ide(run, spec)
     secrets, masked = _secrets(run, spec)
     if job.started_at is not None:  # a later runner starts nothing, and can do without a secret that was deleted
         secrets = dict.fromkeys(secret_names(spec.with_secrets()), "") | secrets
@@ -129,8 +129,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "commands": commands(spec) if spec.is_dev_environment else spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
-        "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job) | _ide(run, spec),
-        "redact": _to_mask(token, ide_token(run.uid), *_held(job, secrets.values()), *masked.values()),
+        "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job) | ide,
+        "redact": _to_mask(token, *ide.values(), *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",
