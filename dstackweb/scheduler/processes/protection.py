@@ -130,10 +130,13 @@ def close_ports(home: Path, job_user: str, database: dict[str, Any], redis_url: 
     table = table_of(home)
     try:
         TABLES.mkdir(mode=0o700, exist_ok=True)
-        (TABLES / table).write_bytes(os.fsencode(home.resolve()))
         for other in TABLES.iterdir():
-            if other.name != table and not os.path.isdir(other.read_bytes()) and _nft(_without(other.name)):
-                other.unlink()
+            try:
+                os.stat(other.read_bytes())
+            except FileNotFoundError:  # another error does not say that it is gone
+                if _nft(_without(other.name)):
+                    other.unlink(missing_ok=True)
+        (TABLES / table).write_bytes(os.fsencode(home.resolve()))
     except OSError as error:
         say(f"rules of homes that are gone can't be removed: {error}")
     made = _nft(f"{_without(table)}table inet {table} {{\nchain output {{\n{chain}\n}}\n}}\n")
@@ -144,7 +147,7 @@ def close_ports(home: Path, job_user: str, database: dict[str, Any], redis_url: 
 
 def reopen_ports(home: Path) -> None:
     """Remove the rules of a home, once no job of it runs."""
-    if os.getuid() == 0 and (TABLES / table_of(home)).exists() and _nft(_without(table_of(home))):
+    if os.getuid() == 0 and shutil.which("nft") is not None and _nft(_without(table_of(home))):
         (TABLES / table_of(home)).unlink(missing_ok=True)
 
 
