@@ -76,7 +76,7 @@ def settled(writable: Sequence[str], ids: Collection[int]) -> list[str]:
     found = []
     for folder in writable:
         real = os.path.realpath(folder)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if (open_to_jobs := disk.loose("/", folder, ids) or disk.loose("/", real, ids)) is None:
                 found.append(real)
             else:
