@@ -34,6 +34,7 @@ from dstackweb.runner.streams import BUSY, StreamRefused
 from dstackweb.runner.tunnel import JOBS
 from dstackweb.runs import connections
 from dstackweb.runs.connections import COOKIE_S, ENTER, Tickets, Visit
+from dstackweb.runs.launch import ide_token
 from dstackweb.runs.service_codes import GatewayProblem
 from dstackweb.runs.states import ENDED, RunStatus
 
@@ -97,6 +98,8 @@ class Pages:
             raise Denied(GatewayProblem.BUSY, name=admission.run)
         client = await self._clients.of(admission)
         headers = request_headers(request.headers, address, request.host, self._scheme, admission.user)
+        if admission.port is None:
+            headers["Authorization"] = f"token {ide_token(UUID(uid))}"
 
         def use() -> None:
             if (tunnel := self._tunnels.of_run(admission.run_id)) is not None:

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Any
 
 from dstackweb.runner import enter, sandbox, tree
@@ -87,6 +87,14 @@ class Job:
         except KeyError:
             of = f" of project {project}" if uids_of(self.user or "") else ""
             raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs{of} as") from None
+
+    @property
+    def ids_of_jobs(self) -> Collection[int]:
+        """The uids and gids that jobs have on this host. Raises CannotStart."""
+        if uids := uids_of(self.user or ""):
+            return range(uids[0], uids[1] + 1)
+        account = self.account
+        return {account.pw_uid, *os.getgrouplist(account.pw_name, account.pw_gid)}
 
     @property
     def uid(self) -> int | None:
@@ -195,8 +203,9 @@ def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str
             users = sandbox.users_with(account, env["HOME"])
             numbers.append(users)
         args = sandbox.wrapped(
-            numbers[0], run_dir=job.run_dir, writable=job.writable, gpus=job.spec["gpus"], users=users
-        )
+            numbers[0], run_dir=job.run_dir, writable=sandbox.settled(job.writable, job.ids_of_jobs),
+            gpus=job.spec["gpus"], users=users,
+        )  # fmt: skip
         own = {**sandbox.ENV, MARKER: job.spec["job"]}
         yield {"args": args, "env": own, "pass_fds": numbers, "preexec_fn": becoming(job, by_enter=True)}
     finally:

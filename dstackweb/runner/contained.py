@@ -24,7 +24,6 @@ from dstackweb.runner.child import (
 )
 from dstackweb.runner.engine import Engine, EngineAway, EngineError
 from dstackweb.runner.images import Image
-from dstackweb.runner.isolation import uids_of
 from dstackweb.runner.machine import usable_cpus, usable_memory_mib
 from dstackweb.runner.state import StateDir, say
 
@@ -108,10 +107,8 @@ def command(job: Job, long: dict[str, str]) -> tuple[str | None, Sequence[str], 
 
 def volumes(job: Job, engine: Engine) -> list[container.Mount]:
     """The folders of the host that the run file names. Raises CannotStart for one that is not listed."""
-    account, uids = job.account, uids_of(job.user or "")
-    ids = range(uids[0], uids[1] + 1) if uids else {account.pw_uid, *os.getgrouplist(account.pw_name, account.pw_gid)}
     try:
-        return [container.volume(text, engine.volumes, ids) for text in job.spec.get("volumes", ())]
+        return [container.volume(text, engine.volumes, job.ids_of_jobs) for text in job.spec.get("volumes", ())]
     except (container.VolumeRefused, OSError) as error:
         raise CannotStart(str(error)) from None
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstackweb.runner import enter
+from dstackweb.runner import disk, enter
 from dstackweb.runner.engine import Engine, EngineAway, EngineError
 from dstackweb.runner.state import StateDir, say
 
@@ -163,24 +163,13 @@ def volume(text: str, listed: Sequence[str], may_write: Collection[int] = ()) ->
             continue
         if not os.path.isdir(real):
             raise VolumeRefused(f"volumes: {asked} is not a folder on this host")
-        if (loose := _loose(above, real, may_write)) is not None:
+        if (loose := disk.loose(above, real, may_write)) is not None:
             raise VolumeRefused(f"volumes: {asked} can't be mounted, because others may change {loose}; mount {top}")
         writable = listed_mode == "rw" and mode != ["ro"]
         if mode == ["rw"] and not writable:
             raise VolumeRefused(f"volumes: {asked} may only be read on this host")
         return Mount(real, posixpath.normpath(inside), writable)
     raise VolumeRefused(f"volumes: {asked} is not listed for jobs on this host (DSTACKWEB_JOB_VOLUMES)")
-
-
-def _loose(above: str, below: str, ids: Collection[int]) -> str | None:
-    """The first folder from `above` to the one that holds `below` in which not only trusted users can change names."""
-    folder = below
-    while folder != above:
-        folder = os.path.dirname(folder)
-        info = os.stat(folder)
-        if info.st_uid in ids or info.st_mode & 0o002 or (info.st_gid in ids and info.st_mode & 0o020):
-            return folder
-    return None
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,23 @@ def _nameless(processes: Collection[int]) -> Iterator[os.stat_result]:
                         yield info
 
 
+def loose(above: str, below: str, ids: Collection[int]) -> str | None:
+    """The first folder from `above` to the one that holds `below` in which a user of jobs can change names.
+
+    `ids` are the uids and gids that jobs may have. Raises FileNotFoundError.
+    """
+    name = below
+    while name != above:
+        folder = os.path.dirname(name)
+        info = os.stat(folder)
+        is_sticky = info.st_mode & stat.S_ISVTX and os.lstat(name).st_uid not in ids
+        is_open = info.st_mode & stat.S_IWOTH or (info.st_gid in ids and info.st_mode & stat.S_IWGRP)
+        if info.st_uid in ids or (is_open and not is_sticky):
+            return folder
+        name = folder
+    return None
+
+
 def _free(folder: str) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

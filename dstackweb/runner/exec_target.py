@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dstackweb.runner import container, enter, sandbox, tree
+from dstackweb.runner import container, enter, namespaces, sandbox, tree
 from dstackweb.runner.child import CannotStart, Job, becoming
 from dstackweb.runner.container import Container
 from dstackweb.runner.engine import EngineError
@@ -67,39 +67,51 @@ class ExecTarget:
             "argv": [*words, of.name, *argv], "env": engine.environment() | {tree.MARKER: of.job},
             "working_dir": "/", "tty": tty, "uid": os.getuid(), "gid": os.getgid(),
         }  # fmt: skip
-        return self._popen([], orders, streams)
+        return self._popen(orders, streams)
 
     def _start(self, orders: dict[str, Any], streams: Sequence[int]) -> int:
+        """Start what becomes the job's user in the place of its commands."""
         account = self._job.account
         orders |= {"uid": account.pw_uid, "gid": account.pw_gid}
         if self._job.switches_user:
             orders["groups"] = os.getgrouplist(account.pw_name, account.pw_gid)
-        return self._popen(self._entrance(), orders, streams)
-
-    def _entrance(self) -> list[str]:
-        """The command that enters the namespaces of the commands. Raises CannotStart."""
-        if self._container is not None:
-            if self._container.engine.network == "host":
-                return []
+        if not self._has_namespaces():
+            return self._popen(orders, streams)
+        with contextlib.ExitStack() as stack:
             try:
-                return _nsenter(int(self._container.state().get("Pid", 0)), "--net")
+                inside = namespaces.opened(self._first_inside(), "pid", "net", "ipc", "mnt")
+                processes, *others = stack.enter_context(inside)
+                stack.enter_context(namespaces.children_in(processes))
+            except (ProcessLookupError, FileNotFoundError):
+                raise CannotStart(NOT_RUNNING) from None
+            return self._popen({**orders, "namespaces": others}, streams, others)
+
+    def _has_namespaces(self) -> bool:
+        """Whether the commands have namespaces of their own that matter, and can be joined by root alone."""
+        if self._container is None:
+            return self._job.writable is not None
+        return os.getuid() == 0 or self._container.engine.network != "host"
+
+    def _first_inside(self) -> int:
+        """The first process in the container or the sandbox. Raises CannotStart, ProcessLookupError."""
+        if self._container is not None:
+            try:
+                return int(self._container.state().get("Pid", 0))
             except EngineError as error:
                 raise CannotStart(str(error)) from None
-        if self._job.writable is None:
-            return []
         own = _namespace(os.getpid())
         inside = [pid for pid in tree.below({self._first()}) if _namespace(pid) not in (own, "")]
-        return _nsenter(min(inside, key=lambda pid: (int(tree.born(pid) or 0), pid), default=0),
-                        "--mount", "--pid", "--ipc")  # fmt: skip
+        return min(inside, key=lambda pid: (int(tree.born(pid) or 0), pid), default=0)
 
-    def _popen(self, entrance: list[str], orders: dict[str, Any], streams: Sequence[int]) -> int:
+    def _popen(self, orders: dict[str, Any], streams: Sequence[int], others: Sequence[int] = ()) -> int:
+        """Start `enter` with these orders, from the runner's own files, and with `others` as further descriptors."""
         number = enter.stored(orders)
         source, sink, errors = streams
         try:
             child = subprocess.Popen(
-                [*entrance, sys.executable, "-I", "-S", "-c", sandbox.ENTER, PROGRAM, str(number)],
+                [sys.executable, "-I", "-S", "-c", sandbox.ENTER, PROGRAM, str(number)],
                 env={**sandbox.ENV, tree.MARKER: self._job.spec["job"]}, stdin=source, stdout=sink, stderr=errors,
-                cwd="/", pass_fds=[number], start_new_session=True, umask=0o022,
+                cwd="/", pass_fds=[number, *others], start_new_session=True, umask=0o022,
                 preexec_fn=becoming(self._job, by_enter=True),
             )  # fmt: skip
         except subprocess.SubprocessError as error:
@@ -148,12 +160,3 @@ def _namespace(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return ""
-
-
-def _nsenter(pid: int, *namespaces: str) -> list[str]:
-    program = shutil.which("nsenter", path=os.defpath)
-    if program is None:
-        raise CannotStart("nsenter is not installed on this host; it is of util-linux")
-    if not pid:
-        raise CannotStart(NOT_RUNNING)
-    return [program, "--target", str(pid), *namespaces, "--"]

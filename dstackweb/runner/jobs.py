@@ -155,6 +155,13 @@ class LocalJobs:
     def _has_processes(self, job: str) -> bool:
         return bool(self.processes(job, None)) or not container.is_gone(self.folder(job))
 
+    def has_living(self) -> bool:
+        """Whether something of any job may live here."""
+        marked = {tree.job_of(pid) for pid in tree.pids()}
+        return any(
+            job in marked or self.has_runner(job) or not container.is_gone(self.folder(job)) for job in self.all()
+        )
+
     def is_ours(self, pid: int) -> bool:
         """Whether a process belongs to a job whose runner is alive. What an earlier job left is a stranger's."""
         above = tree.ancestry(pid)

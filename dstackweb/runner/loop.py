@@ -261,7 +261,7 @@ class Runner:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
             os.chmod(job.run_dir, 0o700)
         if job.writable is not None and not self.link.spec.get("image"):
-            sandbox.make_tmp(job.run_dir, job.account)
+            sandbox.make_tmp(job.run_dir)
         if self.link.spec["archive"]:
             self._unpack(job, self.link.spec["archive"]["sha256"])
         if self.link.spec.get("artifacts"):

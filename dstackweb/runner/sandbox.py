@@ -41,7 +41,8 @@ def wrapped(
     """The command that root runs, with an environment of its own, to start what `orders` say (`enter.stored`).
 
     It can change `run_dir`, its /tmp (`make_tmp`), and those folders of `writable` that exist, as far as its user may.
-    Of NVIDIA's GPUs it has those in `gpus`, by UUID. `users` is a descriptor of what it sees as /etc/passwd.
+    Of other runs, in the folder two above, it sees nothing: its user may read those of its project. Of NVIDIA's GPUs it
+    has those in `gpus`, by UUID. `users` is a descriptor of what it sees as /etc/passwd.
     Raises FileNotFoundError without bwrap.
     """
     bwrap = shutil.which("bwrap")
@@ -50,19 +51,37 @@ def wrapped(
     # The runner is started with -S: `sys.prefix` is then not that of a virtual environment.
     environment = str(PurePath(sys.executable).parents[1])
     program = [path for path in (PROGRAM, environment, sys.base_prefix) if path.startswith(TMP_BELOW)]
-    above = [str(parent) for path in (*program, *writable, run_dir) for parent in reversed(PurePath(path).parents)]
+    own = os.path.realpath(run_dir)
+    run = os.path.dirname(own)
+    above = [str(parent) for path in (*program, *writable, own) for parent in reversed(PurePath(path).parents)]
     return [
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
         "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm",
         *_each("--dev-bind-try", [(path, path) for path in _devices(gpus)]),
-        *_each("--bind", [(tmp_of(run_dir), folder) for folder in TMP]),
+        *_each("--bind", [(os.path.join(tmp_of(run_dir), "tmp"), folder) for folder in TMP]),
         *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
         *_each("--ro-bind", [(path, path) for path in program]),
         *([] if users is None else ["--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"]),
-        *_each("--bind-try", [(folder, folder) for folder in (*writable, run_dir)]),
+        *_each("--bind-try", [(folder, folder) for folder in writable]),
+        *_each("--perms", [("0755", "--tmpfs", os.path.dirname(run)), ("0755", "--dir", run)]), "--bind", own, own,
         "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
         sys.executable, "-I", "-S", "-c", ENTER, PROGRAM, str(orders),
     ]  # fmt: skip
+
+
+def settled(writable: Sequence[str], ids: Collection[int]) -> list[str]:
+    """Those folders, by their real paths, that are there and that no user of jobs (`ids`) could have put a link in the
+    place of: root would mount what it leads to. One in another of them comes with that.
+    """
+    found = []
+    for folder in writable:
+        real = os.path.realpath(folder)
+        with contextlib.suppress(OSError):
+            if (open_to_jobs := disk.loose("/", folder, ids) or disk.loose("/", real, ids)) is None:
+                found.append(real)
+            else:
+                say(f"{folder} can't be changed by jobs in a sandbox, since others of them can change {open_to_jobs}")
+    return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
 
 
 def users_with(account: pwd.struct_passwd, home: str) -> int:
@@ -108,9 +127,9 @@ def obstacle(account: pwd.struct_passwd) -> str:
     number = enter.stored(asked)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run_dir = os.path.join(folder, "run")
-            os.mkdir(run_dir)
-            make_tmp(run_dir, account)
+            run_dir = os.path.join(folder, "run", "node-0")
+            os.makedirs(run_dir)
+            make_tmp(run_dir)
             done = subprocess.run(
                 wrapped(number, run_dir=run_dir), env=ENV, pass_fds=[number], stdin=subprocess.DEVNULL,
                 capture_output=True, timeout=TRIAL_S, check=False,
@@ -125,15 +144,21 @@ def obstacle(account: pwd.struct_passwd) -> str:
 
 
 def tmp_of(run_dir: str) -> str:
-    """The folder that a job in a sandbox sees as its /tmp."""
+    """The folder, closed to other users, with the one that a job in a sandbox sees as its /tmp."""
     return f"{run_dir}.tmp"
 
 
-def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
-    """Make it empty, for its user alone. Raises OSError."""
+def make_tmp(run_dir: str) -> None:
+    """Make it empty. Raises OSError.
+
+    It is root's, with the sticky bit, as /tmp is elsewhere: `bwrap` makes folders in it for what lies below /tmp, such
+    as the program that root starts, and the job must not be able to put others in their place.
+    """
     remove_tmp(run_dir)
     os.mkdir(tmp_of(run_dir), 0o700)
-    os.chown(tmp_of(run_dir), account.pw_uid, account.pw_gid, follow_symlinks=False)
+    tmp = os.path.join(tmp_of(run_dir), "tmp")
+    os.mkdir(tmp)
+    os.chmod(tmp, 0o1777)  # noqa: S103  # in a folder that is closed to all
 
 
 def remove_tmp(run_dir: str) -> None:

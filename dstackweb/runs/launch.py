@@ -98,6 +98,7 @@ def masker(run: Run) -> Masker | None:
         try:
             secrets, masked = _secrets(run, EffectiveSpec.model_validate(run.spec))
             own = {value for pk, stored in jobs for value in (tasks_token(pk), *_held_before(stored))}
+            own.add(ide_token(run.uid))
             found = Masker.of(_to_mask(*own, *secrets.values(), *masked.values()))
         except (DomainError, ValueError):
             found = None
@@ -113,7 +114,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    (host, address), token = _name_and_address(job), tasks_token(job.pk)
+    (host, address), token, ide = _name_and_address(job), tasks_token(job.pk), _ide(run, spec)
     secrets, masked = _secrets(run, spec)
     if job.started_at is not None:  # a later runner starts nothing, and can do without a secret that was deleted
         secrets = dict.fromkeys(secret_names(spec.with_secrets()), "") | secrets
@@ -128,8 +129,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "commands": commands(spec) if spec.is_dev_environment else spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
-        "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job),
-        "redact": _to_mask(token, *_held(job, secrets.values()), *masked.values()),
+        "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job) | ide,
+        "redact": _to_mask(token, *ide.values(), *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",
@@ -162,6 +163,11 @@ def _sweep(run: Run) -> dict[str, str]:
     if run.sweep is None:
         return {}
     return {"DSTACK_SWEEP": run.sweep.name, "DSTACK_SWEEP_INDEX": str(run.sweep_index)}
+
+
+def _ide(run: Run, spec: EffectiveSpec) -> dict[str, str]:
+    """What JupyterLab asks of those who connect; by a variable, since all users of a host see arguments."""
+    return {"JUPYTER_TOKEN": ide_token(run.uid)} if spec.ide == Ide.JUPYTER else {}
 
 
 def _artifacts() -> dict[str, Any] | None:
@@ -214,7 +220,7 @@ def _limits(job: Job, spec: EffectiveSpec) -> dict[str, Any]:
 
 # Tokens carry an id under the server's signature, so that nothing needs to be stored to check them.
 
-JOB_SALT, TASKS_SALT = "dstackweb.job", "dstackweb.tasks"
+JOB_SALT, TASKS_SALT, IDE_SALT = "dstackweb.job", "dstackweb.tasks", "dstackweb.ide"
 
 
 def job_token(job_id: UUID) -> str:
@@ -234,6 +240,11 @@ def tasks_token(job_id: UUID) -> str:
 def job_of_tasks_token(token: str) -> UUID | None:
     """The job of a token for reporting tasks; None for any other string."""
     return read_id(token, TASKS_SALT)
+
+
+def ide_token(run_uid: UUID) -> str:
+    """The token by which the gateway opens a run's JupyterLab: who only has its socket does not."""
+    return sign_id(run_uid, IDE_SALT)
 
 
 def sign_id(value: UUID, salt: str) -> str:
@@ -292,8 +303,9 @@ fi
 folder=$PWD
 cd "$DSTACK_RUN_DIR" && rm -f {IDE_SOCKET}
 exec jupyter-lab --no-browser --ServerApp.root_dir="$folder" --ServerApp.sock={IDE_SOCKET} \\
-  --ServerApp.sock_mode=0600 --IdentityProvider.token= --ServerApp.allow_remote_access=True --allow-root"""
-"""On a socket in the run's directory, which only the job's user can open; the gateway asks who connects."""
+  --ServerApp.sock_mode=0600 --ServerApp.allow_remote_access=True --allow-root"""
+"""On a socket in the run's directory, which only the job's user can open, with the token of `_ide`; the gateway, which
+has it, asks who connects."""
 
 
 def commands(spec: EffectiveSpec) -> list[str]:

@@ -70,11 +70,15 @@ def test_the_help_of_the_server_names_existing_commands() -> None:
 
 JOB_UNITS = [path for path in UNITS if "Delegate" in service(path)]
 MAKES = """
-import json
-from dstackweb.runner import cgroups, sandbox
+import json, os, tempfile
+from pathlib import Path
+from dstackweb.runner import cgroups, namespaces, sandbox
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of
-from dstackweb.scheduler.processes.protection import close_ports
-ports = close_ports(PROJECT_UIDS, {"ENGINE": "sqlite3"}, "redis://127.0.0.1:6379", 8000)
+from dstackweb.scheduler.processes import protection
+protection.TABLES = Path(tempfile.mkdtemp())
+ports = protection.close_ports(Path("/"), PROJECT_UIDS, {"ENGINE": "sqlite3"}, "redis://127.0.0.1:6379", 8000)
+with namespaces.opened(os.getpid(), "mnt") as (mounts,):
+    namespaces.join(mounts)
 print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support(), ports]))
 """
 

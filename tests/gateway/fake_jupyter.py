@@ -20,6 +20,8 @@ class Handler(socketserver.StreamRequestHandler):
                 name, _, value = line.decode().partition(": ")
                 headers.append((name, value))
             given = {name.lower(): value for name, value in headers}
+            if (token := os.environ.get("JUPYTER_TOKEN")) and given.get("authorization") != f"token {token}":
+                return self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             if given.get("upgrade", "").lower() == "websocket":
                 return self.echo(given)
             if self.other(path, given):

@@ -131,6 +131,15 @@ def test_jupyter_is_the_last_command_and_init_comes_before(project: Project, mem
     assert "exec jupyter-lab" in commands[1]
 
 
+def test_jupyter_asks_for_a_token_that_no_argument_and_no_log_has(project: Project, member: User) -> None:
+    specs = [runner_spec(Job.objects.get(run=dev(project, member, name, ide="jupyter"))) for name in ("lab", "other")]
+    tokens = [spec["env"]["JUPYTER_TOKEN"] for spec in specs]
+    assert tokens[0] != tokens[1]
+    for spec, token in zip(specs, tokens, strict=True):
+        assert token in spec["redact"]
+        assert not any("token" in command for command in spec["commands"])
+
+
 def test_without_a_gateway_dev_environments_are_refused(project: Project, member: User, settings: LazySettings) -> None:
     settings.DSTACKWEB_GATEWAY_PORT = 0
     with pytest.raises(Conflict, match="no gateway"):

@@ -85,6 +85,7 @@ def test_pages_reach_the_job_and_keep_the_gateways_secrets(browser: Browser, gat
     sent = {name.lower(): value for name, value in answer.json()["headers"]}
     assert sent["host"] == sent["x-forwarded-host"] == browser.host
     assert "cookie" not in sent
+    assert sent["authorization"].startswith("token "), "else nothing is served"
     browser.client.cookies.set("theirs", "yes")
     sent = dict(browser.get("/lab?a=%2Fb").json()["headers"])
     assert "gateway" not in sent.get("Cookie", "")

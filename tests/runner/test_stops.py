@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from dstackweb.runner import tree
+from dstackweb.runner.jobs import LocalJobs
 from tests.runner.conftest import Box, runs
 from tests.runner.test_machine import AT, Service, service
 from tests.support import eventually
@@ -219,3 +220,16 @@ def test_a_job_on_a_cloud_ends_also_without_metadata(box: MakeBox) -> None:
     job.launch()
     end = job.end()
     assert (end["exit_code"], "interruption" in end, "signalled" in end) == (3, False, False)
+
+
+def test_a_job_lives_until_its_last_process_has_ended_whatever_became_of_its_runner(box: MakeBox) -> None:
+    job = box(DEAF)
+    jobs = LocalJobs(str(job.state.parents[1]))
+    assert not jobs.has_living()
+    job.launch()
+    job.wait_for("up")
+    assert jobs.has_living()
+    job.kill()
+    assert jobs.has_living()
+    eventually(lambda: jobs.kill(job.api.job))
+    assert not jobs.has_living()

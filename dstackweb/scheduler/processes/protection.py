@@ -29,6 +29,8 @@ from dstackweb.runner.state import say
 DEFAULTS = frozenset({"postgres", "postgresql", "dstackweb", "redis", "password", "secret", "changeme", "admin"})
 CONNECT_S, TIMEOUT_S = 5, 10.0
 POSTGRES, REDIS = 5432, 6379
+TABLES = Path("/run/dstackweb-tables")
+"""A file for each table of rules, with its home. The machine forgets both when it restarts."""
 BRIDGES = ("docker*", "br-*", "podman*", "cni*")
 """Networks of containers on this machine. A published port leads there without showing in these rules, which come
 before; a container's own address does not, nor is it this machine's."""
@@ -107,11 +109,12 @@ def _others_may_write(path: Path) -> bool:
         return True
 
 
-def close_ports(job_user: str, database: dict[str, Any], redis_url: str, *own_ports: int) -> Ports:
+def close_ports(home: Path, job_user: str, database: dict[str, Any], redis_url: str, *own_ports: int) -> Ports:
     """Refuse connections of all projects' users to both, with nftables, and connections to these users on the ports of
     both and on `own_ports`, the server's. Returns what holds for database and Redis.
 
-    The rules stay when the server stops, as its jobs do. Servers with the same database, Redis and port share them.
+    The rules of a home are one table. They stay when its server stops while jobs run, as these do (`reopen_ports`), and
+    go at another server's start where the home is gone.
     """
     services = list(filter(None, [_postgres(database), _redis(redis_url)]))
     uids = uids_of(job_user)
@@ -124,13 +127,37 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str, *own_po
     found += [f'oifname "{bridge}" tcp dport {{ {inside} }} reject with tcp reset' for bridge in BRIDGES if services]
     rules = [f"meta skuid {uids[0]}-{uids[1]} {rule}" for rule in found]
     chain = "\n".join(["type filter hook output priority raw; policy accept;", *rules])
-    table = f"table inet dstackweb_{hashlib.sha256(chain.encode()).hexdigest()[:8]}"
-    # Made first, so that it can be deleted if it was not there.
-    script = f"{table}\ndelete {table}\n{table} {{\nchain output {{\n{chain}\n}}\n}}\n"
-    made = _nft(script)
+    table = table_of(home)
+    try:
+        TABLES.mkdir(mode=0o700, exist_ok=True)
+        for other in TABLES.iterdir():
+            try:
+                os.stat(other.read_bytes())
+            except FileNotFoundError:  # another error does not say that it is gone
+                if _nft(_without(other.name)):
+                    other.unlink(missing_ok=True)
+        (TABLES / table).write_bytes(os.fsencode(home.resolve()))
+    except OSError as error:
+        say(f"rules of homes that are gone can't be removed: {error}")
+    made = _nft(f"{_without(table)}table inet {table} {{\nchain output {{\n{chain}\n}}\n}}\n")
     if not services:
         return Ports.NONE
     return Ports.CLOSED if made else Ports.OPEN
+
+
+def reopen_ports(home: Path) -> None:
+    """Remove the rules of a home, once no job of it runs."""
+    if os.getuid() == 0 and shutil.which("nft") is not None and _nft(_without(table_of(home))):
+        (TABLES / table_of(home)).unlink(missing_ok=True)
+
+
+def table_of(home: Path) -> str:
+    return f"dstackweb_{hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:8]}"
+
+
+def _without(table: str) -> str:
+    """Make the table first, so that it can be deleted if it was not there."""
+    return f"table inet {table}\ndelete table inet {table}\n"
 
 
 def end_jobs_on(port: int, job_user: str) -> bool:

@@ -17,6 +17,7 @@ from django.test import override_settings
 
 from dstackweb.backends.hosts import local
 from dstackweb.runner import child, sandbox
+from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of, arrange, find_user, isolates, of_job, prepare
 from standins import programs
 from tests.backends.job_api import JobApi
@@ -24,6 +25,8 @@ from tests.support import eventually
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
 NO_SANDBOX, SANDBOX = None, list[str]()
+WITH_HOME = [tempfile.gettempdir()]
+"""A sandbox with the machine's own /tmp, and in it the homes of these tests, as they are there elsewhere."""
 Launch = Callable[..., tuple[JobApi, Path]]
 
 as_root = pytest.mark.needs("root")
@@ -35,7 +38,9 @@ def launch(open_home: Path) -> Iterator[Launch]:
     """`launch(project, *commands, writable=…)`: a job of this project that runs, and its directory."""
     apis: list[JobApi] = []
 
-    def start(project: int, *commands: str, writable: list[str] | None, **spec: object) -> tuple[JobApi, Path]:
+    def start(
+        project: int, *commands: str, writable: list[str] | None, engine: Engine | None = None, **spec: object
+    ) -> tuple[JobApi, Path]:
         if writable is not NO_SANDBOX:
             programs.require("bubblewrap")
         api = JobApi(*commands, **{"project": project, "env": {"SECRET": f"secret-of-{project}"}, **spec})
@@ -51,6 +56,7 @@ def launch(open_home: Path) -> Iterator[Launch]:
                 "user": PROJECT_UIDS,
                 "writable": writable,
                 "path": local.job_path(),
+                "engine": engine and engine.stored(),
             }
         )
         return api, folder
@@ -97,7 +103,7 @@ def tried(command: str) -> str:
 
 
 @as_root
-@pytest.mark.parametrize("writable", [NO_SANDBOX, [tempfile.gettempdir()]], ids=["users", "sandbox"])
+@pytest.mark.parametrize("writable", [NO_SANDBOX, WITH_HOME], ids=["users", "sandbox"])
 def test_a_job_cannot_read_change_or_stop_another_projects_job(launch: Launch, writable: list[str] | None) -> None:
     pid, folder = victim(launch, 7, writable)
     attacks = [attack.format(pid=pid, folder=folder) for attack in READS + ATTACKS]
@@ -117,12 +123,25 @@ def test_without_a_sandbox_a_job_of_the_same_project_can(launch: Launch) -> None
 
 
 @as_root
-def test_in_a_sandbox_a_job_of_the_same_project_cannot_change_or_stop_it(launch: Launch) -> None:
-    pid, folder = victim(launch, 7, SANDBOX)
-    attacks = [attack.format(pid=pid, folder=folder) for attack in ATTACKS]
-    api, _folder = launch(7, "id -u", "id -G", *map(tried, attacks), writable=SANDBOX)
+def test_in_a_sandbox_a_job_of_the_same_project_cannot_read_change_or_stop_it(launch: Launch) -> None:
+    pid, folder = victim(launch, 7, WITH_HOME)
+    attacks = [attack.format(pid=pid, folder=folder) for attack in READS + ATTACKS]
+    api, _folder = launch(7, "id -u", "id -G", *map(tried, attacks), writable=WITH_HOME)
     assert output(api).splitlines() == [str(FIRST + 7)] * 2
     assert psutil.Process(pid).status() == psutil.STATUS_SLEEPING
+    assert (folder / "results.txt").read_text() == "results\n"
+
+
+@as_root
+def test_in_a_sandbox_a_job_sees_no_run_but_its_own(launch: Launch) -> None:
+    """None that has ended either, whatever it ran in, and though its user may read it."""
+    ended, folder = launch(7, "echo results > results.txt", writable=NO_SANDBOX)
+    output(ended)
+    attacks = [attack.format(folder=folder) for attack in READS]
+    runs = folder.parents[1]
+    look = [tried(f"touch {runs}/mine"), "echo 0 > node", f"ls {runs}", f"ls {runs}/*", f"cat {runs}/*/*/node"]
+    api, own = launch(7, *map(tried, attacks), *look, writable=WITH_HOME)
+    assert output(api).splitlines() == [own.parent.name, own.name, "0"]
 
 
 @as_root
@@ -188,6 +207,34 @@ def test_in_a_sandbox_a_job_can_change_its_own_folders_only(launch: Launch, open
     assert not Path("/tmp/file").exists()
     api, _folder = launch(7, *commands, writable=[str(shared), "/no/such/folder"])
     assert output(api).splitlines() == [f"did: touch {place}/file" for place in places[:5]]
+
+
+@as_root
+def test_a_folder_that_jobs_can_put_a_link_in_the_place_of_is_not_mounted(launch: Launch, open_home: Path) -> None:
+    """Root would follow it, past folders that are closed to the job. In a folder that it gets it does no harm."""
+    shared, closed = open_home / "shared", open_home / "closed"
+    (closed / "open").mkdir(parents=True)
+    (closed / "open/secret").write_text("secret\n")
+    closed.chmod(0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(closed / "open")
+    attacks = [tried(f"cat {shared}/link/secret"), tried(f"touch {shared}/file")]
+    api, _folder = launch(7, *attacks, writable=[f"{shared}/link"])
+    assert output(api) == ""
+    api, _folder = launch(7, *attacks, writable=[str(shared), f"{shared}/link"])
+    assert output(api) == f"did: touch {shared}/file\n"
+
+
+@as_root
+def test_links_of_the_machines_own_are_followed_and_its_sticky_folders_kept(tmp_path: Path) -> None:
+    (tmp_path / "real/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").chmod(0o1777)
+    places = [f"{tmp_path}/link/below", f"{tmp_path}/none/at/all"]
+    assert sandbox.settled(places, {FIRST}) == [f"{tmp_path}/real/below"]
+    os.chown(tmp_path / "real/below", FIRST, FIRST)
+    assert sandbox.settled(places, {FIRST}) == []
 
 
 @as_root

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,7 +19,10 @@ import pytest
 from dstackweb.backends.models import Ports
 from dstackweb.runner.isolation import PROJECT_UIDS
 from dstackweb.scheduler.management.commands.up import open_port
-from dstackweb.scheduler.processes.protection import close_ports
+from dstackweb.scheduler.processes import protection
+from dstackweb.scheduler.processes.protection import close_ports, reopen_ports
+from tests.server import Server
+from tests.support import eventually
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
@@ -29,19 +33,18 @@ def postgres(host: str, port: int) -> dict[str, Any]:
     return {"ENGINE": "django.db.backends.postgresql", "NAME": "d", "HOST": host, "PORT": port}
 
 
-def tables() -> set[str]:
+def has_rules(home: Path) -> bool:
     listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
-    return set(listed.split("\n"))
+    return protection.table_of(home) in listed.split()
 
 
 @pytest.fixture
-def ports() -> Iterator[tuple[int, int]]:
-    """Two ports that something listens on, on all addresses; the rules made meanwhile are removed."""
-    before = tables()
+def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Two ports that something listens on, on all addresses; rules of `tmp_path` as a home are removed."""
+    monkeypatch.setattr(protection, "TABLES", tmp_path / "tables")
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
         yield one.getsockname()[1], other.getsockname()[1]
-    for table in tables() - before:
-        subprocess.run(["nft", "delete", *table.split()], check=True)
+    reopen_ports(tmp_path)
 
 
 def connects(uid: int, host: str, port: int) -> bool:
@@ -61,14 +64,14 @@ def connects(uid: int, host: str, port: int) -> bool:
 
 @pytest.mark.slow
 @as_root
-def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple[int, int]) -> None:
+def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple[int, int], tmp_path: Path) -> None:
     database, redis = ports
     own = 8000
     with socket.create_server(("", 0)) as listening:
         api = listening.getsockname()[1]
         for _again in range(2):
             made = close_ports(
-                PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0", own
+                tmp_path, PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0", own
             )
             assert made == Ports.CLOSED
         for port in (database, redis):
@@ -82,7 +85,7 @@ def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple
 @pytest.mark.slow
 @as_root
 def test_users_of_projects_cannot_connect_to_a_database_in_a_container_by_its_own_address(
-    ports: tuple[int, int],
+    ports: tuple[int, int], tmp_path: Path
 ) -> None:
     """Nobody answers there: whoever may try waits."""
     bridge, run = f"br-{os.getpid() % 10**6}", partial(subprocess.run, check=True)
@@ -91,7 +94,7 @@ def test_users_of_projects_cannot_connect_to_a_database_in_a_container_by_its_ow
         run(["ip", "addr", "add", "198.18.7.1/30", "dev", bridge])
         for link in (bridge, f"x{bridge}"):
             run(["ip", "link", "set", link, "up"])
-        close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5433), "", 8000)
+        close_ports(tmp_path, PROJECT_UIDS, postgres("127.0.0.1", 5433), "", 8000)
         for port in (5432, 5433, 6379):
             assert is_refused(FIRST, "198.18.7.2", port)
         assert not is_refused(FIRST, "198.18.7.2", 80)
@@ -114,11 +117,13 @@ def is_refused(uid: int, host: str, port: int) -> bool:
 
 
 @as_root
-def test_users_of_projects_cannot_answer_in_place_of_a_server_that_is_not_running(ports: tuple[int, int]) -> None:
+def test_users_of_projects_cannot_answer_in_place_of_a_server_that_is_not_running(
+    ports: tuple[int, int], tmp_path: Path
+) -> None:
     """Runners would send the tokens of all jobs there, proxies the sessions of all people."""
     with listening_as(FIRST) as own, listening_as(FIRST) as other:
         assert answers(own)
-        close_ports(PROJECT_UIDS, SQLITE, "", own)
+        close_ports(tmp_path, PROJECT_UIDS, SQLITE, "", own)
         assert not answers(own)
         assert answers(other)
     with listening_as(0, own):
@@ -180,20 +185,49 @@ def answers(port: int) -> bool:
         return False
 
 
-def test_without_ports_there_is_nothing_to_close() -> None:
-    assert close_ports("nobody", SQLITE, "", 8000) == Ports.NONE
-    assert close_ports("nobody", postgres("/run/postgresql", 5432), "unix:///run/redis.sock", 8000) == Ports.NONE
-
-
-def test_they_count_as_open_where_they_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    database = postgres("127.0.0.1", 5432)
-    assert close_ports("nobody", database, "", 8000) == Ports.OPEN
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert close_ports(PROJECT_UIDS, database, "", 8000) == Ports.OPEN
-    assert close_ports(PROJECT_UIDS, SQLITE, "redis://localhost:6379/0", 8000) == Ports.OPEN
+def test_without_ports_there_is_nothing_to_close(tmp_path: Path) -> None:
+    assert close_ports(tmp_path, "nobody", SQLITE, "", 8000) == Ports.NONE
+    sockets = postgres("/run/postgresql", 5432), "unix:///run/redis.sock"
+    assert close_ports(tmp_path, "nobody", *sockets, 8000) == Ports.NONE
 
 
 @as_root
-def test_rules_that_the_kernel_refuses_leave_the_ports_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstackweb.scheduler.processes.protection._rules", lambda *_: ["no such rule"])
-    assert close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5432), "", 8000) == Ports.OPEN
+def test_the_rules_of_a_home_are_those_of_its_last_start_until_they_are_removed(
+    ports: tuple[int, int], tmp_path: Path
+) -> None:
+    with listening_as(FIRST) as before, listening_as(FIRST) as own:
+        close_ports(tmp_path, PROJECT_UIDS, SQLITE, "", before)
+        close_ports(tmp_path, PROJECT_UIDS, SQLITE, "", own)
+        assert (answers(before), answers(own)) == (True, False)
+        reopen_ports(tmp_path)
+        assert answers(own)
+    assert not has_rules(tmp_path)
+    reopen_ports(tmp_path)
+
+
+@as_root
+def test_a_start_removes_the_rules_of_homes_that_are_gone(ports: tuple[int, int], tmp_path: Path) -> None:
+    gone, stopped = tmp_path / "gone", tmp_path / "stopped"
+    for home in (gone, stopped):
+        home.mkdir()
+        close_ports(home, PROJECT_UIDS, SQLITE, "", ports[0])
+    gone.rmdir()
+    close_ports(tmp_path, PROJECT_UIDS, SQLITE, "", ports[1])
+    assert (has_rules(gone), has_rules(stopped), has_rules(tmp_path)) == (False, True, True)
+    reopen_ports(stopped)
+
+
+@pytest.mark.nightly
+@as_root
+def test_a_server_that_stops_keeps_its_rules_only_while_jobs_run(open_home: Path) -> None:
+    server = Server(open_home).start()
+    name = server.submit("while [ ! -e end ]; do sleep 0.1; done", resources={"cpu": 1})
+    folder = open_home / "runs" / server.wait(name, "running")["id"] / "node-0"
+    server.stop()
+    assert has_rules(open_home)
+    server.start()
+    (folder / "end").touch()
+    server.wait(name)
+    eventually(lambda: not any(folder.parent.glob("*.tmp")))
+    server.stop()
+    assert not has_rules(open_home)

@@ -64,8 +64,8 @@ class Command(BaseCommand):
             log.warning("host %s: its runners send their heartbeats one by one", name)
         address = options["address"] or machine.address(settings.DSTACKWEB_API_URL) or "127.0.0.1"
         ports = close_ports(
-            settings.DSTACKWEB_JOB_USER, settings.DATABASES["default"], settings.REDIS_URL, settings.DSTACKWEB_PORT,
-            settings.DSTACKWEB_GATEWAY_PORT, settings.DSTACKWEB_SSH_PORT,
+            settings.DSTACKWEB_HOME, settings.DSTACKWEB_JOB_USER, settings.DATABASES["default"], settings.REDIS_URL,
+            settings.DSTACKWEB_PORT, settings.DSTACKWEB_GATEWAY_PORT, settings.DSTACKWEB_SSH_PORT,
         )  # fmt: skip
         presence = HostPresence(name, address, settings.DSTACKWEB_CLUSTERS["control"], ports, labels)
         background_probe = BackgroundProbe(_probe)

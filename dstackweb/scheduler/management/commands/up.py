@@ -29,6 +29,7 @@ from gunicorn.systemd import sd_notify
 
 from dstackweb import env
 from dstackweb.accounts.bootstrap import Bootstrap, bootstrap
+from dstackweb.backends.hosts import local
 from dstackweb.backends.models import Host
 from dstackweb.lib import bundles, latency, schema
 from dstackweb.lib.commands import server_command
@@ -107,6 +108,8 @@ class Command(BaseCommand):
             connections.close_all()
             what = Handover(listener.fileno(), lock.file.fileno(), supervisor.survivors())
             home.hand_over(again, given, what)
+        if not local.here().has_living():
+            protection.reopen_ports(settings.DSTACKWEB_HOME)
         self._say("stopped. Running jobs continue")
         if outcome is Outcome.REFUSED:
             sys.exit(REFUSED)
