@@ -1,0 +1,221 @@
+"""What hosts name after a restore, and what the server does with it, without their processes (`tests/faults`)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Host
+from dstackweb.lib.models import Watch
+from dstackweb.runs import recount
+from dstackweb.runs.attempts import end_job, report_end, requeue_due
+from dstackweb.runs.launch import ticket
+from dstackweb.runs.models import Allocation, Job
+from dstackweb.runs.states import Reason
+from dstackweb.scheduler import host_agents, restored
+from dstackweb.scheduler.models import RestoredHost
+from tests.api.test_host_agents import FILES, agent
+from tests.api.test_runner_api import Runner
+from tests.factories import make_run, place_all, placed_job, start
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call reads the hosts again."""
+    monkeypatch.setattr(host_agents, "REFRESH_S", 0.0)
+    monkeypatch.setattr(host_agents, "_known", host_agents.KnownHosts())
+
+
+@contextmanager
+def since_the_backup() -> Iterator[None]:
+    """What is written meanwhile is lost: the backup of before is restored."""
+    backup = transaction.savepoint()
+    yield
+    transaction.savepoint_rollback(backup)
+    restored.begin()
+
+
+def held(job: Job, *, nodes: int = 1, nonce: str = "nonce", ended: bool = True) -> dict[str, Any]:
+    """A job as its host has it."""
+    return {"ticket": ticket(job, nodes), "nonce": nonce, "ended": ended}
+
+
+def wait_in_vain() -> None:
+    """Nobody has to be waited for any more."""
+    RestoredHost.objects.update(since_s=Watch.now_s() - restored.WAIT_S - 1)
+
+
+def test_nothing_is_placed_until_every_host_has_answered(project: Project, member: User) -> None:
+    run, far, near = make_run(project, member), agent("far"), agent("near")
+    with since_the_backup():
+        pass
+    assert place_all() == 0
+    assert far.poll()["tickets"] is True
+    assert far.poll(tickets=[])["tickets"] is True  # as it was when the call came
+    assert far.poll()["tickets"] is False
+    assert place_all() == 0
+    assert restored.missing_hosts() == ["near"]
+    near.poll(tickets=[], tickets_left=1)
+    assert restored.missing_hosts() == ["near"]
+    near.poll(tickets=[])
+    assert place_all() == 1
+    run.refresh_from_db()
+    assert (run.status, run.attempt, restored.is_waiting()) == ("provisioning", 1, False)
+
+
+def test_a_host_that_does_not_come_back_is_named_and_waited_for_a_minute(
+    project: Project, member: User, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(project, member)
+    agent("far")
+    with since_the_backup():
+        pass
+    assert place_all() == 0
+    wait_in_vain()
+    assert place_all() == 1
+    assert "not heard from far within 60 s" in caplog.text
+
+
+def test_a_run_that_ended_meanwhile_is_not_placed_but_ends_as_its_runner_reports(
+    project: Project, member: User
+) -> None:
+    far, run = agent("far"), make_run(project, member)
+    with since_the_backup():
+        place_all()
+        job = start(placed_job(run))
+        ticket_of_it = held(job)
+        report_end(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=3)
+    assert not Job.objects.exists()
+    far.poll(tickets=[ticket_of_it])
+    assert place_all() == 0
+    run.refresh_from_db()
+    assert (run.status, Job.objects.get().pk) == ("running", job.pk)
+    # A runner is started as for any job whose runner has died, and repeats its claim.
+    (order,) = far.poll()["start"]
+    assert (order["job"], order["run_uid"]) == (str(job.pk), str(run.uid))
+    runner = Runner(job, "nonce")
+    assert runner.post("claim", {"nonce": "nonce"}).status_code == 200
+    report_end(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=3)
+    run.refresh_from_db()
+    assert (run.status, run.exit_code, run.attempt) == ("failed", 3, 1)
+    assert not list(recount.differences())
+
+
+def test_what_still_runs_holds_what_it_has_and_is_not_placed_again(project: Project, member: User) -> None:
+    far = agent("far", gpus=2)
+    run = make_run(project, member, resources={"gpu": 2, "cpu": 4})
+    with since_the_backup():
+        place_all()
+        job = start(placed_job(run))
+        ticket_of_it = held(job, ended=False)
+    other = make_run(project, member, resources={"gpu": 1})
+    # Its runner is not told to end before that is known.
+    runner = Runner(job, "nonce")
+    assert runner.post("heartbeat", {"beat": 1}).status_code == 425
+    far.poll(tickets=[ticket_of_it])
+    place_all()
+    assert runner.post("heartbeat", {"beat": 2}).json()["action"] == "go"
+    other.refresh_from_db()
+    assert other.status == "submitted"
+    assert Allocation.objects.filter(job=job, gpu__isnull=False).count() == 2
+    assert Host.objects.get().cpus_used == 4
+    end_job(job.pk, Reason.DONE_BY_RUNNER)
+    assert place_all() == 1
+    assert not list(recount.differences())
+
+
+def test_what_a_known_job_still_holds_is_waited_for(project: Project, member: User) -> None:
+    far, first = agent("far", gpus=1), make_run(project, member, resources={"gpu": 1})
+    place_all()
+    known = start(placed_job(first), "other")
+    run = make_run(project, member, resources={"gpu": 1})
+    with since_the_backup():
+        end_job(known.pk, Reason.DONE_BY_RUNNER)
+        place_all()
+        ticket_of_it = held(start(placed_job(run)), ended=False)
+    far.poll(tickets=[ticket_of_it])
+    assert place_all() == 0
+    assert restored.is_waiting()
+    end_job(known.pk, Reason.DONE_BY_RUNNER)
+    assert place_all() == 0
+    run.refresh_from_db()
+    assert (run.status, restored.is_waiting()) == ("running", False)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nodes_are_taken_back_together_and_without_one_the_attempt_is_interrupted(
+    project: Project, member: User, is_there: bool
+) -> None:
+    far, near = agent("far", cpus=4), agent("near", cpus=4)
+    run = make_run(project, member, nodes=2, resources={"cpu": 4})
+    with since_the_backup():
+        place_all()
+        jobs = {job.host.name: held(start(job), nodes=2) for job in Job.objects.select_related("host", "run")}
+    far.poll(tickets=[jobs["far"]])
+    near.poll(tickets=[jobs["near"]] if is_there else [])
+    assert place_all() == 0
+    run.refresh_from_db()
+    assert run.status == ("running" if is_there else "submitted")
+    wait_in_vain()
+    assert place_all() == 0
+    run.refresh_from_db()
+    assert run.status == ("running" if is_there else "failed")
+    assert not list(recount.differences())
+
+
+def test_a_later_attempt_says_that_the_one_of_the_backup_is_over(project: Project, member: User) -> None:
+    far = agent("far")
+    run = make_run(project, member, retry={"on_events": ["interruption"]})
+    place_all()
+    before = start(placed_job(run), "other")
+    with since_the_backup():
+        end_job(before.pk, Reason.INSTANCE_UNREACHABLE)
+        requeue_due(timezone.now() + dt.timedelta(hours=1))
+        place_all()
+        job = start(placed_job(run))
+        ticket_of_it = held(job)
+    far.poll(tickets=[ticket_of_it])
+    place_all()
+    run.refresh_from_db()
+    assert (run.status, run.attempt) == ("running", 1)
+    wait_in_vain()
+    place_all()
+    run.refresh_from_db()
+    assert (run.status, run.attempt, placed_job(run).pk) == ("running", 2, job.pk)
+    assert not list(recount.differences())
+
+
+def test_a_host_can_name_only_jobs_that_it_got(project: Project, member: User) -> None:
+    far, near, run = agent("far"), agent("near"), make_run(project, member)
+    with since_the_backup():
+        place_all()
+        job = start(placed_job(run))
+        assert job.host is not None
+        ticket_of_it = held(job)
+        stranger = {"far": near, "near": far}[job.host.name]
+        holder = {"far": far, "near": near}[job.host.name]
+    stranger.poll(tickets=[ticket_of_it, {"ticket": "made:up", "nonce": "n", "ended": True}])
+    holder.poll(tickets=[ticket_of_it | {"ticket": ticket_of_it["ticket"][:-1] + "?"}])
+    assert place_all() == 1
+    assert placed_job(run).pk != job.pk
+
+
+def test_no_file_of_a_job_is_removed_before_it_is_known_which_are_needed() -> None:
+    far, job = agent("far"), str(uuid4())
+    with since_the_backup():
+        pass
+    assert far.post("files", {**FILES, "jobs": [job]}).json()["jobs"] == []
+    far.poll(tickets=[])
+    place_all()
+    assert far.post("files", {**FILES, "jobs": [job]}).json()["jobs"] == [job]
+    assert Runner(Job(pk=job)).post("heartbeat", {"beat": 1}).status_code == 404
