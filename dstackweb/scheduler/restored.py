@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -27,6 +27,7 @@ from dstackweb.runs.launch import read_ticket
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.shared_rows import ClaimFailed, claim_all, shared_rows_last
 from dstackweb.runs.states import JOB_ACTIVE, WAITING, Reason, RunStatus
+from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.scheduler.models import RestoredHost
 from dstackweb.scheduler.placement.after_restore import StartedJob, Step, decide
@@ -34,7 +35,11 @@ from dstackweb.scheduler.placement.after_restore import StartedJob, Step, decide
 log = logging.getLogger(__name__)
 
 WAIT_S = 60.0
-"""How long hosts are waited for, in the watcher's time."""
+"""How long hosts are waited for, in the watcher's time: since the restore, or since the last run was taken back."""
+SHARED = ("attempt", "node", "nodes", "cpus", "memory_mib", "nonce", "ended")
+"""Fields that a StartedJob has as they are stored."""
+REPORTS_AT_ONCE = 200
+"""Ended jobs of a host that are taken back before their ends are reported: each needs a runner there."""
 
 
 @dataclass(frozen=True)
@@ -99,38 +104,53 @@ def settle(now: dt.datetime) -> bool:
     is_last = Watch.now_s() - rows[0].since_s > WAIT_S
     if missing and not is_last:
         return False
-    by_run: defaultdict[str, list[StartedJob]] = defaultdict(list)
-    for row in rows:
-        known = set(map(str, Job.objects.filter(pk__in=row.jobs).values_list("pk", flat=True)))
-        for job_id, values in row.jobs.items():
-            if job_id not in known:
-                names = ("attempt", "node", "nodes", "cpus", "memory_mib", "nonce", "ended")
-                job = StartedJob(
-                    id=job_id, host_id=row.host_id, gpus=tuple(values["gpus"]), **{name: values[name] for name in names}
-                )
-                by_run[values["run"]].append(job)
-    settled = True
-    for run in Run.objects.filter(uid__in=by_run).order_by("pk"):
-        try:
-            settled &= _settle_run(run, by_run[str(run.uid)], now, is_last=is_last)
-        except DatabaseError:
-            raise
-        except Exception:
-            log.exception("%s: the jobs that were started since the backup can't be taken back", run)
-            settled = False
-    if not settled and not is_last:
-        return False
     if missing:
         log.warning(
             "restored: not heard from %s within %.0f s. Runs that were started there since the backup start again",
             ", ".join(missing), WAIT_S,
         )  # fmt: skip
+        RestoredHost.objects.update(reported=True)
+    by_run: defaultdict[str, list[StartedJob]] = defaultdict(list)
+    for row in rows:
+        known = set(map(str, Job.objects.filter(pk__in=row.jobs).values_list("pk", flat=True)))
+        for job_id, values in row.jobs.items():
+            if job_id not in known:
+                by_run[values["run"]].append(
+                    StartedJob(
+                        id=job_id, host_id=row.host_id, gpus=tuple(values["gpus"]),
+                        **{name: values[name] for name in SHARED},
+                    )
+                )  # fmt: skip
+    reporting = Job.objects.filter(status__in=JOB_ACTIVE, exited_at__isnull=False)
+    busy = Counter(reporting.values_list("host", flat=True))
+    steps: Counter[Step] = Counter()
+    for run in Run.objects.filter(uid__in=by_run).order_by("pk"):
+        ended = [job.host_id for job in by_run[str(run.uid)] if job.ended]
+        if any(busy[host_id] >= REPORTS_AT_ONCE for host_id in ended):
+            steps[Step.WAIT] += 1
+            continue
+        try:
+            step = _settle_run(run, by_run[str(run.uid)], now, is_last=is_last)
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("%s: the jobs that were started since the backup can't be taken back", run)
+            step = Step.WAIT
+        steps[step] += 1
+        busy.update(ended if step is Step.TAKE else ())
+    if steps[Step.TAKE]:
+        # What is taken back now may be what others wait for, and makes room for more runs of its sweep.
+        RestoredHost.objects.update(since_s=Watch.now_s())
+        sweeps.settle(now)
+        return settle(now)
+    if steps[Step.WAIT] and not is_last:
+        return False
     RestoredHost.objects.all().delete()
     return True
 
 
-def _settle_run(run: Run, jobs: Sequence[StartedJob], now: dt.datetime, *, is_last: bool) -> bool:
-    """Do what is decided about the unknown jobs of a run; False if that is to wait."""
+def _settle_run(run: Run, jobs: Sequence[StartedJob], now: dt.datetime, *, is_last: bool) -> Step:
+    """Do what is decided about the unknown jobs of a run, and return what was done."""
     step, taken = decide(run.status, run.attempt, jobs, is_last=is_last)
     if step is Step.END_ATTEMPT:
         for job in Job.objects.filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE):
@@ -143,11 +163,11 @@ def _settle_run(run: Run, jobs: Sequence[StartedJob], now: dt.datetime, *, is_la
         except ClaimFailed:
             # A job that the backup knows holds this still, until its own end is reported.
             if not is_last:
-                return False
+                return Step.WAIT
             step = Step.TAKE_AND_END
     if step is Step.TAKE_AND_END:
         _take(run.pk, taken, now, ends=True)
-    return step is not Step.WAIT
+    return step
 
 
 def _take(run_id: int, jobs: Sequence[StartedJob], now: dt.datetime, *, ends: bool = False) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4, uuid5
 
 from django.db import IntegrityError
 from django.db.models import QuerySet
@@ -145,7 +146,10 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
     provenance, spec = _of_runs(sweep.provenance), _of_runs(sweep.spec)
     for index in indices:
         name, parameters = run_name(sweep.name, index), array.parameters(index)
+        # By a restored database it is created again, and then known to have been started since the backup.
+        is_first = index >= sweep.next_index
         run = Run(
+            uid=uuid5(sweep.uid, str(index)) if is_first else uuid4(),
             project=queue.project,
             queue=queue,
             user_id=sweep.user_id,

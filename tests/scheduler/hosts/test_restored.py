@@ -18,13 +18,15 @@ from dstackweb.lib.models import Watch
 from dstackweb.runs import recount
 from dstackweb.runs.attempts import end_job, report_end, requeue_due
 from dstackweb.runs.launch import ticket
-from dstackweb.runs.models import Allocation, Job
+from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import Reason
+from dstackweb.runs.sweeps import creation
 from dstackweb.scheduler import host_agents, restored
 from dstackweb.scheduler.models import RestoredHost
 from tests.api.test_host_agents import FILES, agent
 from tests.api.test_runner_api import Runner
 from tests.factories import make_run, place_all, placed_job, start
+from tests.runs.sweeps.test_sweeps import make_sweep
 
 pytestmark = pytest.mark.django_db
 
@@ -171,6 +173,50 @@ def test_nodes_are_taken_back_together_and_without_one_the_attempt_is_interrupte
     run.refresh_from_db()
     assert run.status == ("running" if is_there else "failed")
     assert not list(recount.differences())
+
+
+def test_a_run_of_a_sweep_that_was_created_since_the_backup_is_known_when_it_is_created_again(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation, "WAITING_AT_ONCE", 1)
+    far = agent("far", cpus=1)
+    sweep = make_sweep(project, member, 3, resources={"cpu": 1})
+    tickets, ids = [], set()
+    with since_the_backup():
+        for index in range(2):
+            place_all()
+            job = start(placed_job(Run.objects.get(sweep=sweep, sweep_index=index)))
+            tickets.append(held(job))
+            ids.add(job.pk)
+            end_job(job.pk, Reason.DONE_BY_RUNNER)
+    assert Run.objects.filter(sweep=sweep).count() == 1
+    far.poll(tickets=tickets)
+    place_all()
+    assert ids < set(Job.objects.values_list("pk", flat=True))
+    for job_id in ids:
+        end_job(job_id, Reason.DONE_BY_RUNNER)
+    place_all()
+    assert {run.sweep_index: run.status for run in Run.objects.filter(sweep=sweep)} == {
+        0: "done", 1: "done", 2: "provisioning",
+    }  # fmt: skip
+    assert not list(recount.differences())
+
+
+def test_so_many_ends_are_reported_at_once_and_the_others_follow(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restored, "REPORTS_AT_ONCE", 2)
+    far, runs = agent("far"), [make_run(project, member) for _ in range(3)]
+    with since_the_backup():
+        place_all()
+        tickets = [held(start(placed_job(run))) for run in runs]
+    far.poll(tickets=tickets)
+    assert place_all() == 0
+    taken = list(Job.objects.values_list("pk", flat=True))
+    assert (len(taken), restored.is_waiting()) == (2, True)
+    end_job(taken[0], Reason.DONE_BY_RUNNER)
+    assert place_all() == 0
+    assert (Job.objects.count(), restored.is_waiting()) == (3, False)
 
 
 def test_a_later_attempt_says_that_the_one_of_the_backup_is_over(project: Project, member: User) -> None:
