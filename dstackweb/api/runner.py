@@ -49,7 +49,7 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
     try:
         job = attempts.claim_job(job_id, body.nonce, body.host)
     except Job.DoesNotExist:
-        raise _unknown_job() from None
+        raise _refusal(NotFound("no such job")) from None
     return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S, "spec": _spec(job)}
 
 
@@ -122,10 +122,8 @@ def _heard(request: HttpRequest, job_id: UUID) -> HeardJob:
     if auth_of(request) != job_id:
         raise Forbidden(FOREIGN)
     job = heartbeats.take([Heartbeat(job_id, request.headers.get("X-Nonce", ""))])[job_id]
-    if isinstance(job, NotFound):
-        raise _unknown_job()
     if isinstance(job, DomainError):
-        raise job
+        raise _refusal(job)
     return job
 
 
@@ -238,11 +236,11 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     return {}
 
 
-def _unknown_job() -> DomainError:
-    """Its runner ends everything if there is no such job. After a restore it asks again until that is known."""
+def _refusal(error: DomainError) -> DomainError:
+    """The answer to a runner that the server does not know: it ends everything. After a restore it first asks again."""
     if restored.is_waiting():
-        return TooEarly("the server was restored, and does not know yet whether there is such a job")
-    return NotFound("no such job")
+        return TooEarly("the server was restored, and does not know yet what was started since its backup")
+    return error
 
 
 def _wanted(request: HttpRequest, job_id: UUID) -> Job:
@@ -257,10 +255,10 @@ def _claim_of(request: HttpRequest, job_id: UUID, *, only_active: bool = False) 
         raise Forbidden(FOREIGN)
     found = Job.objects.filter(pk=job_id).values_list("claim_nonce", "status", "instance_id").first()
     if found is None:
-        raise _unknown_job()
+        raise _refusal(NotFound("no such job"))
     nonce, status, instance_id = found
     if not nonce:
-        raise Conflict("claim the job first")
+        raise _refusal(Conflict("claim the job first"))
     if request.headers.get("X-Nonce", "") != nonce:
         raise Conflict("another runner has this job")
     if only_active and status not in JOB_ACTIVE:

@@ -7,6 +7,7 @@ runners, or new ones that read what these left, then report as those of all jobs
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 from collections import Counter, defaultdict
@@ -19,14 +20,15 @@ from django.db import DatabaseError, transaction
 from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Host
+from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import Watch
 from dstackweb.runs import wakeups
-from dstackweb.runs.attempts import end_job, start_job
+from dstackweb.runs.attempts import claim_job, end_job, start_job
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.launch import read_ticket
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.shared_rows import ClaimFailed, claim_all, shared_rows_last
-from dstackweb.runs.states import JOB_ACTIVE, WAITING, Reason, RunStatus
+from dstackweb.runs.states import JOB_ACTIVE, WAITING, JobStatus, Reason, RunStatus
 from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.scheduler.models import RestoredHost
@@ -78,9 +80,13 @@ def take_tickets(host: Host, tickets: Sequence[HeldTicket], *, is_last: bool) ->
         for values, held in read
         if values["host"] == host.name
     }
-    known = Job.objects.filter(pk__in=jobs).values_list("pk", flat=True)
-    for job_id in map(str, known):
-        del jobs[job_id]
+    for job in Job.objects.filter(pk__in=jobs):
+        values = jobs.pop(str(job.pk))
+        if job.status == JobStatus.PROVISIONING and not job.claim_nonce:
+            # The backup has it as placed only.
+            with contextlib.suppress(Conflict):  # another runner was faster
+                claim_job(job.pk, values["nonce"], host.name)
+                start_job(job.pk)
     with transaction.atomic():
         row = RestoredHost.objects.select_for_update().filter(host=host, reported=False).first()
         if row is None:

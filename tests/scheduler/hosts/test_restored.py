@@ -18,11 +18,12 @@ from dstackweb.lib.models import Watch
 from dstackweb.runs import recount
 from dstackweb.runs.attempts import end_job, report_end, requeue_due
 from dstackweb.runs.launch import ticket
-from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.models import Allocation, Job, Run, RunEvent
 from dstackweb.runs.states import Reason
 from dstackweb.runs.sweeps import creation
 from dstackweb.scheduler import host_agents, restored
 from dstackweb.scheduler.models import RestoredHost
+from dstackweb.wording.events import event_text
 from tests.api.test_host_agents import FILES, agent
 from tests.api.test_runner_api import Runner
 from tests.factories import make_run, place_all, placed_job, start
@@ -102,6 +103,8 @@ def test_a_run_that_ended_meanwhile_is_not_placed_but_ends_as_its_runner_reports
     assert place_all() == 0
     run.refresh_from_db()
     assert (run.status, Job.objects.get().pk) == ("running", job.pk)
+    placed = RunEvent.objects.get(run=run, kind="provisioning")
+    assert event_text(placed, nodes=1) == "found after a restore: placed on far"
     # A runner is started as for any job whose runner has died, and repeats its claim.
     (order,) = far.poll()["start"]
     assert (order["job"], order["run_uid"]) == (str(job.pk), str(run.uid))
@@ -134,6 +137,23 @@ def test_what_still_runs_holds_what_it_has_and_is_not_placed_again(project: Proj
     end_job(job.pk, Reason.DONE_BY_RUNNER)
     assert place_all() == 1
     assert not list(recount.differences())
+
+
+def test_a_job_that_was_only_placed_goes_on_with_the_runner_that_has_begun_since(
+    project: Project, member: User
+) -> None:
+    far, run = agent("far"), make_run(project, member)
+    place_all()
+    job = placed_job(run)
+    with since_the_backup():
+        ticket_of_it = held(start(job), ended=False)
+    runner = Runner(job, "nonce")
+    assert runner.post("heartbeat", {"beat": 1}).status_code == 425
+    far.poll(tickets=[ticket_of_it])
+    assert runner.post("heartbeat", {"beat": 2}).json()["action"] == "go"
+    place_all()
+    run.refresh_from_db()
+    assert (run.status, run.attempt, Job.objects.count()) == ("running", 1, 1)
 
 
 def test_what_a_known_job_still_holds_is_waited_for(project: Project, member: User) -> None:
