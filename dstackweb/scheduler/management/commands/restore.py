@@ -55,5 +55,6 @@ class Command(BaseCommand):
             self.stdout.write("The backup is of an older release: runs that have started since start again.")
         else:
             self.stdout.write(
-                f"Nothing is placed until {done['asked']} hosts have said what was started there, for a minute at most."
+                f"Nothing is placed until its hosts ({done['asked']}) have said what was started there since, for a "
+                "minute at most."
             )
