@@ -123,6 +123,7 @@ def test_what_ran_on_a_host_since_the_backup_is_not_executed_again(open_home: Pa
         assert restored.returncode == 0, restored.stderr
         server.start()
         for host, home in {"box": open_home, "far": far_home}.items():
+            assert server.wait(first[host])["termination_reason"] == "aborted_by_user"
             run = server.wait(ended[host])
             assert (run["status"], run["exit_code"]) == ("failed", 3)
             assert run["jobs"][0]["id"] == before[ended[host]]["jobs"][0]["id"]

@@ -174,6 +174,19 @@ def test_what_a_known_job_still_holds_is_waited_for(project: Project, member: Us
     assert (run.status, restored.is_waiting()) == ("running", False)
 
 
+def test_a_run_that_a_person_has_stopped_since_ends_as_stopped(project: Project, member: User) -> None:
+    far, run = agent("far"), make_run(project, member)
+    with since_the_backup():
+        place_all()
+        job = start(placed_job(run))
+        ticket_of_it = held(job)
+    far.poll(tickets=[ticket_of_it])
+    place_all()
+    report_end(job.pk, Reason.TERMINATED_BY_USER, exit_code=143)
+    run.refresh_from_db()
+    assert (run.status, run.termination_reason) == ("terminated", "stopped_by_user")
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_nodes_are_taken_back_together_and_without_one_the_attempt_is_interrupted(
     project: Project, member: User, is_there: bool
