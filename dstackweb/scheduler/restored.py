@@ -13,9 +13,10 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
@@ -74,18 +75,19 @@ def missing_hosts() -> list[str]:
 
 def take_tickets(host: Host, tickets: Sequence[HeldTicket], *, is_last: bool) -> None:
     """Note what a host names. Repeatable. `is_last`: that is all of it."""
-    read = [(values, held) for held in tickets if (values := read_ticket(held.ticket)) is not None]
-    jobs = {
-        values["job"]: {**values, "nonce": held.nonce, "ended": held.ended}
-        for values, held in read
-        if values["host"] == host.name
-    }
+    if not RestoredHost.objects.filter(host=host, reported=False).exists():
+        return
+    jobs: dict[str, dict[str, Any]] = {}
+    for held in tickets:
+        ticket = read_ticket(held.ticket)
+        if ticket is not None and ticket["host"] == host.name:
+            jobs[ticket["job"]] = {**ticket, "nonce": held.nonce, "ended": held.ended}
     for job in Job.objects.filter(pk__in=jobs):
-        values = jobs.pop(str(job.pk))
+        named = jobs.pop(str(job.pk))
         if job.status == JobStatus.PROVISIONING and not job.claim_nonce:
             # The backup has it as placed only.
             with contextlib.suppress(Conflict):  # another runner was faster
-                claim_job(job.pk, values["nonce"], host.name)
+                claim_job(job.pk, named["nonce"], host.name)
                 start_job(job.pk)
     with transaction.atomic():
         row = RestoredHost.objects.select_for_update().filter(host=host, reported=False).first()
@@ -137,7 +139,7 @@ def settle(now: dt.datetime) -> bool:
             continue
         try:
             step = _settle_run(run, by_run[str(run.uid)], now, is_last=is_last)
-        except DatabaseError:
+        except (OperationalError, InterfaceError):
             raise
         except Exception:
             log.exception("%s: the jobs that were started since the backup can't be taken back", run)

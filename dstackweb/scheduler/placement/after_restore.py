@@ -50,7 +50,9 @@ def decide(
         return (Step.END_ATTEMPT if is_last else Step.WAIT), ()
     if status not in WAITING or newest < attempt:
         return Step.NOTHING, ()
-    of_attempt = sorted((job for job in jobs if job.attempt == newest), key=lambda job: job.node)
-    if [job.node for job in of_attempt] == list(range(of_attempt[0].nodes)):
+    # One backup may have been restored twice, and a node been started after each: one that has ended counts.
+    by_node = {job.node: job for job in sorted(jobs, key=lambda job: job.ended) if job.attempt == newest}
+    of_attempt = [by_node[node] for node in sorted(by_node)]
+    if len(of_attempt) == of_attempt[0].nodes:
         return Step.TAKE, of_attempt
     return (Step.TAKE_AND_END, of_attempt) if is_last else (Step.WAIT, ())

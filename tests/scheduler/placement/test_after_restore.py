@@ -34,6 +34,12 @@ def test_the_end_of_a_placed_attempt_is_waited_for_and_then_concluded_from_a_lat
     assert decide(status, 2, [JOB], is_last=True) == (Step.NOTHING, ())
 
 
+def test_of_a_node_that_was_started_twice_one_that_has_ended_counts() -> None:
+    again = replace(JOB, id="again", ended=False)
+    assert decide(RunStatus.SUBMITTED, 2, [JOB, again], is_last=False) == (Step.TAKE, [JOB])
+    assert decide(RunStatus.SUBMITTED, 2, [again, JOB], is_last=False) == (Step.TAKE, [JOB])
+
+
 def test_all_nodes_are_taken_back_together() -> None:
     assert decide(RunStatus.SUBMITTED, 1, [SECOND, FIRST], is_last=False) == (Step.TAKE, [FIRST, SECOND])
     assert decide(RunStatus.SUBMITTED, 1, [SECOND], is_last=False) == (Step.WAIT, ())
