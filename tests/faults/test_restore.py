@@ -70,6 +70,7 @@ def test_a_destroyed_deployment_continues_from_its_backup(open_home: Path, tmp_p
         restored = server.manage("restore", file)
         assert restored.returncode == 0, restored.stderr
         assert "ended on this machine: 1" in restored.stdout
+        assert "until its hosts (1)" in restored.stdout
         assert not server.processes_of(lost_run)
 
         server.start()
