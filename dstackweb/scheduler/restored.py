@@ -41,7 +41,7 @@ WAIT_S = 60.0
 """How long hosts are waited for, in the watcher's time: since the restore, or since the last run was taken back."""
 SHARED = ("attempt", "node", "nodes", "cpus", "memory_mib", "nonce", "ended")
 """Fields that a StartedJob has as they are stored."""
-REPORTS_AT_ONCE = 200
+REPORTS_AT_ONCE = 100
 """Ended jobs of a host that are taken back before their ends are reported: each needs a runner there."""
 
 
