@@ -118,6 +118,7 @@ def settle(now: dt.datetime) -> bool:
             ", ".join(missing), WAIT_S,
         )  # fmt: skip
         RestoredHost.objects.update(reported=True)
+    sweeps.settle(now)  # runs that were created since are created again
     by_run: defaultdict[str, list[StartedJob]] = defaultdict(list)
     for row in rows:
         known = set(map(str, Job.objects.filter(pk__in=row.jobs).values_list("pk", flat=True)))
@@ -147,9 +148,8 @@ def settle(now: dt.datetime) -> bool:
         steps[step] += 1
         busy.update(ended if step is Step.TAKE else ())
     if steps[Step.TAKE]:
-        # What is taken back now may be what others wait for, and makes room for more runs of its sweep.
+        # Others may wait for these, and there is room now for more runs of their sweeps.
         RestoredHost.objects.update(since_s=Watch.now_s())
-        sweeps.settle(now)
         return settle(now)
     if steps[Step.WAIT] and not is_last:
         return False

@@ -36,6 +36,7 @@ from dstackweb.lib.errors import Conflict, DomainError
 from dstackweb.lib.storage import DiskStorage, storage
 from dstackweb.runs.launch import read_ticket
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.sweeps.creation import uids_to_come
 from dstackweb.scheduler import restored
 from dstackweb.scheduler.models import RestoredHost
 
@@ -387,7 +388,8 @@ def _end_unknown_jobs(*, but_for_known_runs: bool) -> tuple[int, int]:
     known = set(Job.objects.filter(pk__in=running).values_list("pk", flat=True))
     if but_for_known_runs:
         tickets = list(filter(None, (read_ticket(held["ticket"]) for held in local.here().tickets())))
-        runs = set(map(str, Run.objects.filter(uid__in={one["run"] for one in tickets}).values_list("uid", flat=True)))
-        known |= {UUID(one["job"]) for one in tickets if one["run"] in runs}
+        runs = set(Run.objects.filter(uid__in={one["run"] for one in tickets}).values_list("uid", flat=True))
+        runs.update(uids_to_come())
+        known |= {UUID(one["job"]) for one in tickets if UUID(one["run"]) in runs}
     ends = [local.kill_job(job_id) for job_id in running if job_id not in known]
     return sum(ends), len(ends) - sum(ends)
