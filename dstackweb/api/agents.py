@@ -22,6 +22,7 @@ from dstackweb.runner.pyz import pyz
 from dstackweb.scheduler import host_agents
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.host_agents import HostReport, KnownHost
+from dstackweb.scheduler.restored import HeldTicket
 from dstackweb.spec.labels import check_labels
 
 JOBS = 2000
@@ -111,18 +112,30 @@ class HostSampleIn(Schema):
     gpus: list[GpuIn] = Field(max_length=MANY * 8, fail_fast=True)
 
 
+class TicketIn(Schema):
+    """A job that was started on the host, as `runner.jobs.LocalJobs.tickets`."""
+
+    ticket: str = Field(max_length=20_000)
+    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
+    ended: bool
+
+
 class PollIn(Schema):
     jobs: dict[UUID, Literal["starting", "runner", "left", "gone"]] = Field(max_length=JOBS)
     failed: dict[UUID, Message] = Field(default_factory=dict, max_length=JOBS)
     probe: ProbeIn | None = None
     samples: list[HostSampleIn] = Field([], max_length=100, fail_fast=True)
+    tickets: list[TicketIn] | None = Field(None, max_length=JOBS)
+    tickets_left: int = Field(0, ge=0)
 
     def report(self) -> HostReport:
         samples = [
             (one.age_s, Snapshot(tuple(gpu.sample() for gpu in one.gpus), one.library, one.error, one.took_ms))
             for one in sorted(self.samples, key=lambda one: -one.age_s)
         ]
-        return HostReport(self.jobs, self.failed, self.probe.error if self.probe else None, samples)
+        tickets = None if self.tickets is None else [HeldTicket(**one.dict()) for one in self.tickets]
+        probe = self.probe.error if self.probe else None
+        return HostReport(self.jobs, self.failed, probe, samples, tickets, self.tickets_left)
 
 
 class CountsIn(Schema):

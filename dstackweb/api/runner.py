@@ -15,7 +15,7 @@ from dstackweb.api.app import TokenOf, auth_of
 from dstackweb.api.runner_schemas import ClaimIn, ExitIn, HeartbeatIn, HeartbeatsIn, SamplesIn, StartedIn
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus import intake
-from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound, TooEarly
 from dstackweb.lib.storage import Gap
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX
@@ -26,6 +26,7 @@ from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import restored
 from dstackweb.scheduler.cloud import agents
 
 FOREIGN = "this token is for another job"
@@ -48,7 +49,7 @@ def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
     try:
         job = attempts.claim_job(job_id, body.nonce, body.host)
     except Job.DoesNotExist:
-        raise NotFound("no such job") from None
+        raise _refusal(NotFound("no such job")) from None
     return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S, "spec": _spec(job)}
 
 
@@ -122,7 +123,7 @@ def _heard(request: HttpRequest, job_id: UUID) -> HeardJob:
         raise Forbidden(FOREIGN)
     job = heartbeats.take([Heartbeat(job_id, request.headers.get("X-Nonce", ""))])[job_id]
     if isinstance(job, DomainError):
-        raise job
+        raise _refusal(job)
     return job
 
 
@@ -235,6 +236,13 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     return {}
 
 
+def _refusal(error: DomainError) -> DomainError:
+    """The answer to a runner that the server does not know: it ends everything. After a restore it first asks again."""
+    if restored.is_waiting():
+        return TooEarly("the server was restored, and does not know yet what was started since its backup")
+    return error
+
+
 def _wanted(request: HttpRequest, job_id: UUID) -> Job:
     """The job, if the caller is the runner that claimed it and the job has not ended."""
     _claim_of(request, job_id, only_active=True)
@@ -247,10 +255,10 @@ def _claim_of(request: HttpRequest, job_id: UUID, *, only_active: bool = False) 
         raise Forbidden(FOREIGN)
     found = Job.objects.filter(pk=job_id).values_list("claim_nonce", "status", "instance_id").first()
     if found is None:
-        raise NotFound("no such job")
+        raise _refusal(NotFound("no such job"))
     nonce, status, instance_id = found
     if not nonce:
-        raise Conflict("claim the job first")
+        raise _refusal(Conflict("claim the job first"))
     if request.headers.get("X-Nonce", "") != nonce:
         raise Conflict("another runner has this job")
     if only_active and status not in JOB_ACTIVE:

@@ -49,6 +49,7 @@ CLEANUP_EVERY_S, CLEANUP_SOON_S = 600.0, 2.0
 CLEANUP_S = 5.0
 """How long one round of removing old files may take; the next one is soon if something remains."""
 CLEANED_AT_ONCE = 500
+TICKETS_AT_ONCE = 500
 STOPPED, NEVER, RETRY = 0, 2, 1
 """Exit codes: stopped or removed from the deployment; invalid settings; start it again."""
 
@@ -72,6 +73,8 @@ class HostAgent:
         self.probed: dict[str, str] | None = None
         self.written: dict[str, Any] | None = None
         self.sending: list[tuple[float, nvml.Snapshot]] = []
+        self.tickets: list[dict[str, Any]] | None = None
+        """What a restored server has asked for and has not got yet; None while it does not ask."""
         self.busy_until = self.next_probe = self.next_empty = 0.0
         self.failures = 0
         self.refusal, self.refused_at = "", 0.0
@@ -211,7 +214,12 @@ class HostAgent:
             "failed": self.reported[0],
             "probe": self.reported[1],
             "samples": [_sample(at, snapshot) for at, snapshot in self.sending],
-        }
+        } | self._tickets()
+
+    def _tickets(self) -> dict[str, Any]:
+        if self.tickets is None:
+            return {}
+        return {"tickets": self.tickets[:TICKETS_AT_ONCE], "tickets_left": len(self.tickets[TICKETS_AT_ONCE:])}
 
     def _state(self, job: str) -> str:
         """`starting`, `runner`, `left` (processes without a runner), or `gone`."""
@@ -240,6 +248,12 @@ class HostAgent:
             self.failed.pop(job, None)
         if self.probed is self.reported[1]:
             self.probed = None
+        if not answer.get("tickets"):
+            self.tickets = None
+        elif self.tickets is None:
+            self.tickets = self.jobs.tickets()
+        else:
+            self.tickets = self.tickets[TICKETS_AT_ONCE:]
         self.active = set(answer.get("active", ()))
         for orders in answer.get("start", ()):
             self._work(str(orders["job"]), self._start, orders)
@@ -250,7 +264,7 @@ class HostAgent:
         if (orders := answer.get("probe")) and now >= self.next_probe:
             self.next_probe = now + PROBE_EVERY_S
             self.pool.submit(self._probe_start, orders)
-        if answer.get("start") or answer.get("register"):
+        if answer.get("start") or answer.get("register") or answer.get("tickets"):
             self.busy_until = now + BUSY_FOR_S
         if answer.get("register"):
             self.written = None

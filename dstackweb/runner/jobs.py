@@ -138,6 +138,19 @@ class LocalJobs:
     def all(self) -> list[str]:
         return [name for name, _age_s in _folders(self.folder(""))]
 
+    def tickets(self) -> list[dict[str, Any]]:
+        """The jobs whose commands were started here and have files, as a restored server asks for them.
+
+        A ticket that can't be read says nothing of its job, as with a runner of before there were any.
+        """
+        jobs = []
+        for job in self.all():
+            state = StateDir(self.folder(job))
+            with contextlib.suppress(OSError, ValueError):
+                if state.has("started") and (ticket := state.read("ticket")):
+                    jobs.append({"ticket": ticket, "nonce": state.read("nonce"), "ended": state.has("exit")})
+        return jobs
+
     def has(self, job: str, name: str) -> bool:
         return StateDir(self.folder(job)).has(name)
 

@@ -208,6 +208,9 @@ class Runner:
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
             self.uid = job.uid
+            if ticket := self.link.spec.get("ticket"):  # an older server gives none
+                with open(self.state.path("ticket"), "w", encoding="ascii") as file:
+                    file.write(ticket)
             self.state.write("started", "" if self.uid is None else str(self.uid))
             if self.image is not None:
                 return contained.spawn(job, self.image, self.state, self.pipe.out)

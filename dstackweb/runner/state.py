@@ -1,7 +1,8 @@
 """A runner's state as files that survive it: a later runner decides from them what remains to be done.
 
 `lock` is held for the runner's life, `nonce` identifies it at the API, `started` exists before the commands can run and
-has their user, `spool` is their output, locked while more may come, `exit` is how they ended.
+has their user, `ticket` is there before it and lets a server that was restored know the job again, `spool` is their
+output, locked while more may come, `exit` is how they ended.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 from uuid import UUID
 
@@ -129,6 +129,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "commands": commands(spec) if spec.is_dev_environment else spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
+        "ticket": ticket(job, spec.nodes) if job.host else None,
         "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job) | ide,
         "redact": _to_mask(token, *ide.values(), *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
@@ -221,6 +222,7 @@ def _limits(job: Job, spec: EffectiveSpec) -> dict[str, Any]:
 # Tokens carry an id under the server's signature, so that nothing needs to be stored to check them.
 
 JOB_SALT, TASKS_SALT, IDE_SALT = "dstackweb.job", "dstackweb.tasks", "dstackweb.ide"
+TICKET_SALT = "dstackweb.ticket"
 
 
 def job_token(job_id: UUID) -> str:
@@ -245,6 +247,39 @@ def job_of_tasks_token(token: str) -> UUID | None:
 def ide_token(run_uid: UUID) -> str:
     """The token by which the gateway opens a run's JupyterLab: who only has its socket does not."""
     return sign_id(run_uid, IDE_SALT)
+
+
+class Ticket(TypedDict):
+    """What a job is a node of, and what it got of its host: what its row says, for a database that has lost it."""
+
+    job: str
+    run: str
+    attempt: int
+    node: int
+    nodes: int
+    host: str
+    cpus: int
+    memory_mib: int
+    gpus: list[str]
+
+
+def ticket(job: Job, nodes: int) -> str:
+    """The ticket of a job that was placed on a host, signed: no host can make up that it got a job."""
+    assert job.host is not None
+    values = Ticket(
+        job=str(job.pk), run=str(job.run.uid), attempt=job.attempt, node=job.node, nodes=nodes, host=job.host.name,
+        cpus=job.cpus, memory_mib=job.memory_mib, gpus=job.gpus,
+    )  # fmt: skip
+    return signing.dumps(values, salt=TICKET_SALT)
+
+
+def read_ticket(text: str) -> Ticket | None:
+    """What `ticket` has signed; None for any other string."""
+    try:
+        values: Ticket = signing.loads(text, salt=TICKET_SALT)
+    except signing.BadSignature:
+        return None
+    return values
 
 
 def sign_id(value: UUID, salt: str) -> str:

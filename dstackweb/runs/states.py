@@ -228,6 +228,13 @@ class EndRun:
 Outcome = RunStarted | StopOthers | RetryRun | ReturnRun | EndRun
 
 
+STOP_OF_RUN: dict[str, str] = {
+    Reason.TERMINATED_BY_USER: Reason.STOPPED_BY_USER,
+    Reason.ABORTED_BY_USER: Reason.ABORTED_BY_USER,
+}
+"""Why a run was stopped, by the reason of its jobs, which alone say so where a restored database has lost the stop."""
+
+
 def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome | None:
     """What follows for the run from its current attempt's jobs (at least one); None if nothing."""
     culprit = first_failed(jobs)
@@ -240,7 +247,8 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome |
     if all(job.status == JobStatus.DONE for job in jobs):
         return EndRun(RunStatus.DONE, _good_end(jobs), exit_code=0)
     if run.stop_reason or culprit is None:
-        reason = run.stop_reason or Reason.SERVER_ERROR
+        by_people = (STOP_OF_RUN[job.reason] for job in jobs if job.reason in STOP_OF_RUN)
+        reason = run.stop_reason or next(by_people, Reason.SERVER_ERROR)
         return EndRun(RunStatus.TERMINATED, reason, exit_code=_exit_code(jobs), detail=run.stop_detail)
     if len(jobs) > 1 and culprit.detail:
         culprit = replace(culprit, detail={**culprit.detail, "failed_node": culprit.node})

@@ -31,7 +31,9 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.scheduler import restored
+from dstackweb.scheduler.models import RestoredHost, Retention, RetentionKind
+from dstackweb.scheduler.restored import HeldTicket
 
 REFRESH_S = 0.5
 IDLE_POLL_S, BUSY_POLL_S = 2.0, 1.0
@@ -47,7 +49,8 @@ STARTING, RUNNER, LEFT, GONE = "starting", "runner", "left", "gone"
 class KnownHost:
     """A host with an agent. `busy`: it has jobs, or is held back. `registered`: its machine has sent its facts.
 
-    `process` is the agent process whose calls count, empty if any does.
+    `process` is the agent process whose calls count, empty if any does. `asked`: the server was restored, and needs to
+    know which jobs were started there.
     """
 
     id: int
@@ -56,21 +59,25 @@ class KnownHost:
     busy: bool
     registered: bool
     process: str = ""
+    asked: bool = False
 
 
 @dataclass(frozen=True)
 class HostReport:
     """What an agent reports: states of its jobs, errors of starts, its last start without a job, GPU samples with their
-    age in seconds. `probe` is the error of that start, empty if it worked, None if there was none."""
+    age in seconds. `probe` is the error of that start, empty if it worked, None if there was none. `tickets`, if it was
+    asked for them, and how many are left for the next report."""
 
     jobs: Mapping[UUID, str] = field(default_factory=dict)
     failed: Mapping[UUID, str] = field(default_factory=dict)
     probe: str | None = None
     samples: Sequence[tuple[float, Snapshot]] = ()
+    tickets: Sequence[HeldTicket] | None = None
+    tickets_left: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.jobs or self.failed or self.samples) and self.probe is None
+        return not (self.jobs or self.failed or self.samples) and self.probe is None and self.tickets is None
 
 
 class KnownHosts:
@@ -101,7 +108,9 @@ class KnownHosts:
         # Without Django's own check of the connection, a statement of its own: if it is lost, the agent asks again.
         connection.health_check_done = True  # type: ignore[attr-defined]
         active = Job.objects.filter(host=OuterRef("pk"), status__in=JOB_ACTIVE)
-        columns = ("pk", "name", "token_digest", "left_at", "held_back_at", "runs_dir", "agent_process", "has_jobs")
+        asked = RestoredHost.objects.filter(host=OuterRef("pk"), reported=False)
+        columns = ("pk", "name", "token_digest", "left_at", "held_back_at", "runs_dir", "agent_process", "has_jobs",
+                   "is_asked")  # fmt: skip
         with transaction.atomic():
             if self._heard:
                 called = Host.joined.filter(pk__in=self._heard)
@@ -109,12 +118,17 @@ class KnownHosts:
                 free = called.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
                 Host.objects.filter(pk__in=free).update(heartbeats=F("heartbeats") + 1, seen_at=timezone.now())
             rows = list(
-                Host.objects.exclude(token_digest="").annotate(has_jobs=Exists(active)).order_by().values_list(*columns)
+                Host.objects.exclude(token_digest="")
+                .annotate(has_jobs=Exists(active), is_asked=Exists(asked))
+                .order_by()
+                .values_list(*columns)
             )
         self._heard.clear()
         self._hosts = {
-            key: KnownHost(pk, name, left_at is not None, has_jobs or held_back_at is not None, bool(runs_dir), process)
-            for pk, name, key, left_at, held_back_at, runs_dir, process, has_jobs in rows
+            key: KnownHost(
+                pk, name, left_at is not None, has_jobs or held_back_at is not None, bool(runs_dir), process, is_asked
+            )
+            for pk, name, key, left_at, held_back_at, runs_dir, process, has_jobs, is_asked in rows
         }
         self._read_at = time.monotonic()
 
@@ -155,6 +169,7 @@ def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S,
         "register": not known.registered,
+        "tickets": known.asked,
         "files": {
             "jobs_s": settings.DSTACKWEB_JOB_FILES_HOURS * 3600,
             "runs_s": settings.DSTACKWEB_RUN_DIRS_DAYS * 86400,
@@ -168,6 +183,8 @@ def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:
     for age_s, snapshot in report.samples:
         intake.add_snapshot(host, snapshot, to_ms(timezone.now()) - round(age_s * 1000))
     _note_probe(host, report.probe)
+    if report.tickets is not None:
+        restored.take_tickets(host, report.tickets, is_last=not report.tickets_left)
     if host.held_back_at is not None:
         job_id = uuid4()
         answer["probe"] = {"job": str(job_id), "token": job_token(job_id)}
@@ -252,6 +269,8 @@ def removable(
     """Which of these old files may go: of ended jobs, and of runs that ended long ago or were removed. With
     `removed_runs` also lately removed runs, whatever the age of their directories."""
     active = set(Job.objects.filter(pk__in=jobs, status__in=JOB_ACTIVE).values_list("pk", flat=True))
+    if restored.is_waiting():
+        active = set(jobs)  # a restored database does not know yet which of them it needs
     before = timezone.now() - dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS)
     found = removal.over([str(run) for run in runs], before)
     if removed_runs:

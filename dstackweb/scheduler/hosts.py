@@ -29,7 +29,9 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import restored
 from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.scheduler.restored import HeldTicket
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,13 @@ def is_held_back(name: str) -> bool:
 
 
 def check_jobs(host: str) -> None:
-    """Check every active job of a host. A healthy running job costs one flock."""
+    """Check every active job of a host. A healthy running job costs one flock.
+
+    After a restore, name those that were started here.
+    """
+    if (asked := Host.joined.filter(name=host, restored__reported=False).first()) is not None:
+        tickets = [HeldTicket(**ticket) for ticket in local.here().tickets()]
+        restored.take_tickets(asked, tickets, is_last=True)
     for_each(Job.objects.filter(host__name=host, status__in=JOB_ACTIVE), _check_unless_healthy)
 
 
@@ -155,6 +163,8 @@ def remove_old_files(host: str, budget_s: float | None = FILES_BUDGET_S) -> bool
 
 def old_job_files(host: str) -> list[UUID]:
     """Ended jobs of this host whose runner files are to be removed."""
+    if restored.is_waiting():
+        return []  # a restored database does not know yet which of them it needs
     active = {str(pk) for pk in Job.objects.filter(host__name=host, status__in=JOB_ACTIVE).values_list("pk", flat=True)}
     return local.old_job_files(active, settings.DSTACKWEB_JOB_FILES_HOURS * 3600)
 

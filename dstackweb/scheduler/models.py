@@ -175,6 +175,23 @@ class RetentionKind(StrEnum):
     JOB_FILES = "job_files"
 
 
+class RestoredHost(models.Model):
+    """A host that is asked, after a restore, which jobs were started there: nothing is placed while there are rows.
+
+    `scheduler.restored` makes and removes them, all at once.
+    """
+
+    host = models.OneToOneField("backends.Host", on_delete=models.CASCADE, primary_key=True, related_name="restored")
+    since_s = models.FloatField(help_text="When the backup was restored, in the watcher's time")
+    reported = models.BooleanField(default=False, help_text="It has named all of them")
+    jobs: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="Those that the database does not know, by id: their tickets, nonces, and which ended"
+    )
+
+    def __str__(self) -> str:
+        return f"{self.host}: {len(self.jobs)} jobs{'' if self.reported else ' so far'}"
+
+
 class Retention(models.Model):
     """How much of one kind of data waits to be pruned, as of the last tick: of the deployment, or on one host."""
 

@@ -30,6 +30,7 @@ from dstackweb.offers import source_rows, sources, store
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
+from dstackweb.scheduler import restored
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.wording import hosts as host_words, offers as offer_words, statuses, units
 from dstackweb.wording.sentence import clauses, enumeration, listing
@@ -86,7 +87,12 @@ def by_cause(work: Iterable[PeriodicWork], online: Mapping[str, bool]) -> Causes
 
 
 def host_checks() -> Iterable[HealthLine]:
-    """Hosts, each with what waits for it."""
+    """Hosts, each with what waits for it, and those that all placement waits for after a restore."""
+    if missing := restored.missing_hosts():
+        hint = _(
+            "Nothing is placed until they have said what was started there since the backup, for a minute at most."
+        )
+        yield HealthLine(_("Restore"), "wait", _("waiting for %s") % listing(missing), hint)
     hosts = list(Host.joined.all())
     yield from _hosts(hosts, by_cause(_all_work(), {host.name: is_online(host) for host in hosts}))
 

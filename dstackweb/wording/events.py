@@ -79,6 +79,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _("reservation ended: %s") % _reservation_end(data.get("reason", ""))
         case RunEventKind.PENDING | RunEventKind.RUNNING:
             return status(kind)
+        case RunEventKind.PROVISIONING if data.get("restored"):
+            return _("found after a restore: %s") % _placed(data.get("nodes", []))
         case RunEventKind.PROVISIONING:
             return _placed(data.get("nodes", []))
         case RunEventKind.STOP_REQUESTED | RunEventKind.TERMINATING:

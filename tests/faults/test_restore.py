@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 
 from dstackweb.lib.ssh_keys import host_fingerprint, host_key
 from tests import databases
+from tests.second_machine import Machine
 from tests.server import Server
 from tests.support import eventually
 
@@ -68,6 +70,7 @@ def test_a_destroyed_deployment_continues_from_its_backup(open_home: Path, tmp_p
         restored = server.manage("restore", file)
         assert restored.returncode == 0, restored.stderr
         assert "ended on this machine: 1" in restored.stdout
+        assert "until its hosts (1)" in restored.stdout
         assert not server.processes_of(lost_run)
 
         server.start()
@@ -79,6 +82,59 @@ def test_a_destroyed_deployment_continues_from_its_backup(open_home: Path, tmp_p
         assert server.http.get(f"/projects/main/runs/{lost}").status_code == 404
         again = server.submit("echo works", resources={"cpu": 1})
         assert server.wait(again)["status"] == "done"
+        check = server.manage("recount", "--check")
+        assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.both_sides
+def test_what_ran_on_a_host_since_the_backup_is_not_executed_again(open_home: Path, tmp_path: Path) -> None:
+    """On the server's own host and on a joined one: a run that has ended, and one that still runs."""
+    (far_home := open_home / "far").mkdir()
+    file = str(tmp_path / "backup.tar")
+    path, everything = f"{databases.programs()}:{os.environ['PATH']}", {"cpu": os.cpu_count()}
+    places = {"box": {"disk": "ssd"}, "far": {"disk": "nvme"}}
+    with Server(open_home, PATH=path) as server, ExitStack() as stack:
+        machine = Machine(far_home)
+        stack.callback(machine.stop)
+        token = server.http.post("/hosts/invites").json()["token"]
+        join = ["--token", token, "--home", str(far_home), "--name", "far", "--label", "disk=nvme"]
+        machine.start("host", "join", server.url, *join)
+        eventually(lambda: sum(host["cpus"] > 0 for host in server.http.get("/hosts").json()["items"]) == 2)
+        assert server.http.patch("/hosts/box", json={"labels": places["box"]}).is_success
+
+        first, ended, lives = {}, {}, {}
+        for host, labels in places.items():
+            first[host] = server.submit("sleep 600", resources=everything, labels=labels)
+            server.wait(first[host], "running")
+            ended[host] = server.submit(*IN_FLIGHT[:2], "exit 3", resources=everything, labels=labels)
+            lives[host] = server.submit(*IN_FLIGHT, "echo over", resources=everything, labels=labels)
+        made = server.manage("backup", file)
+        assert made.returncode == 0, made.stderr
+        for host in places:
+            server.api("POST", f"runs/{first[host]}/stop", json={"abort": True})
+            assert server.wait(ended[host])["exit_code"] == 3
+            server.wait(lives[host], "running")
+            eventually(lambda host=host: b"line 3" in server.log(lives[host]))
+        before = {name: server.run(name) for name in (*ended.values(), *lives.values())}
+        server.stop(signal.SIGKILL)
+        eventually(lambda: not server.role_pids("dstackweb.manage"))
+        destroy(server)
+
+        restored = server.manage("restore", file)
+        assert restored.returncode == 0, restored.stderr
+        server.start()
+        for host, home in {"box": open_home, "far": far_home}.items():
+            assert server.wait(first[host])["termination_reason"] == "aborted_by_user"
+            run = server.wait(ended[host])
+            assert (run["status"], run["exit_code"]) == ("failed", 3)
+            assert run["jobs"][0]["id"] == before[ended[host]]["jobs"][0]["id"]
+            assert server.log(ended[host]) == b"line 1\nline 2\nline 3\n"
+            folder = home / "runs" / before[lives[host]]["id"] / "node-0"
+            (folder / "go").touch()
+            assert server.wait(lives[host])["status"] == "done"
+            assert server.log(lives[host]) == b"line 1\nline 2\nline 3\nover\n"
+            for name in (ended[host], lives[host]):
+                assert (home / "runs" / before[name]["id"] / "node-0" / "executed").read_text() == "once\n"
         check = server.manage("recount", "--check")
         assert check.returncode == 0, check.stderr
 

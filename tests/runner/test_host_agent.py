@@ -130,6 +130,20 @@ def test_a_failed_start_is_reported_until_the_server_acknowledges_it(
     assert api.polls()[1]["jobs"] == {job: "gone"}
 
 
+def test_a_restored_server_gets_the_tickets_in_pieces_and_again_if_an_answer_is_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_agent, "TICKETS_AT_ONCE", 2)
+    asks = IDLE | {"tickets": True}
+    agent, api = make(asks, Unreachable("away"), asks, IDLE)
+    held = [{"ticket": name, "nonce": "n", "ended": True} for name in "abc"]
+    monkeypatch.setattr(agent.jobs, "tickets", lambda: held)
+    for _ in range(5):
+        agent._turn()
+    said = [(body.get("tickets"), body.get("tickets_left")) for body in api.polls()]
+    assert said == [(None, None), (held[:2], 1), (held[:2], 1), (held[2:], 0), (None, None)]
+
+
 def test_samples_are_kept_while_the_server_is_away_and_sent_once(make: Make) -> None:
     agent, api = make(Unreachable("away"), IDLE)
     agent.snapshots.append((time.monotonic() - 5, GPU))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dstackweb.runner.jobs import LocalJobs
 from tests.runner.conftest import OTHER_USER, Box
 from tests.support import eventually
 
@@ -31,6 +32,19 @@ def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:
     assert [names.count(once) for once in ("claim", "spec", "started", "exit")] == [1, 1, 1, 1]
     beats = [call.said["beat"] for call in job.api.calls if call.what == "heartbeat"]
     assert beats == sorted(set(beats))
+
+
+def test_what_was_started_is_named_by_the_ticket_of_its_spec(box: MakeBox) -> None:
+    job = box("while [ ! -e go ]; do sleep 0.05; done", ticket="signed")
+    jobs = LocalJobs(str(job.state.parent.parent))
+    assert jobs.tickets() == []
+    job.launch()
+    eventually(lambda: job.state.joinpath("started").exists())
+    named = {"ticket": "signed", "nonce": (job.state / "nonce").read_text()}
+    assert jobs.tickets() == [named | {"ended": False}]
+    (job.run_dir / "go").touch()
+    job.end()
+    assert jobs.tickets() == [named | {"ended": True}]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from dstackweb.gpus import intake
 from dstackweb.gpus.models import HostSampling
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
+from dstackweb.scheduler import restored
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
 from dstackweb.web import health, health_checks
@@ -179,3 +180,11 @@ def test_a_backend_whose_stored_settings_are_invalid_is_named_with_what_is_wrong
     (line,) = [one for one in checks(project) if one.name == "Backend odd"]
     assert line.tone == "bad"
     assert re.match("Its settings are invalid: `[a-z_]+` ", line.hint)
+
+
+@pytest.mark.django_db
+def test_hosts_that_all_placement_waits_for_after_a_restore_are_named() -> None:
+    make_host("gpu-2")
+    restored.begin()
+    line = next(check for check in causes() if check.name == "Restore")
+    assert (line.tone, line.value) == ("wait", "waiting for gpu-2")

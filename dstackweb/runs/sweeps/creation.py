@@ -7,8 +7,9 @@ its run created in one transaction, under the queue's lock. A sweep that waits f
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID, uuid4, uuid5
 
 from django.db import IntegrityError
 from django.db.models import QuerySet
@@ -146,6 +147,7 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
     for index in indices:
         name, parameters = run_name(sweep.name, index), array.parameters(index)
         run = Run(
+            uid=first_uid(sweep, index) if index >= sweep.next_index else uuid4(),
             project=queue.project,
             queue=queue,
             user_id=sweep.user_id,
@@ -166,6 +168,18 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
         )
         member_shares.enter(queue, run)
         yield run
+
+
+def first_uid(sweep: Sweep, index: int) -> UUID:
+    """The uid of the first run with an index: one that a restored database creates again is known by it."""
+    return uuid5(sweep.uid, str(index))
+
+
+def uids_to_come() -> Iterator[UUID]:
+    """The uids of all runs that sweeps will still create."""
+    for sweep in Sweep.objects.filter(ended_at=None):
+        for index in range(sweep.next_index, sweep.size):
+            yield first_uid(sweep, index)
 
 
 def config_size(sweep: Sweep) -> int:

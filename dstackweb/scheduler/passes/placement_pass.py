@@ -20,7 +20,7 @@ from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
 from dstackweb.runs.past_log import StoredWait
 from dstackweb.runs.sweeps import creation as sweeps
-from dstackweb.scheduler import utilization
+from dstackweb.scheduler import restored, utilization
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.passes import apply, loading
@@ -88,6 +88,8 @@ def _run_one(generation: int) -> int:
     """Run one pass, and release its claim however it ends."""
     began, done, has_work = time.monotonic(), 0, False
     try:
+        if not restored.settle(timezone.now()):
+            return 0
         sweeps.settle(timezone.now())
         dependencies.settle(timezone.now())
         if has_work := bool(sql.rows(_HAS_WORK, ())):

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, connections
@@ -33,7 +34,11 @@ from dstackweb.backends.hosts import local
 from dstackweb.lib import ssh_keys
 from dstackweb.lib.errors import Conflict, DomainError
 from dstackweb.lib.storage import DiskStorage, storage
-from dstackweb.runs.models import Job
+from dstackweb.runs.launch import read_ticket
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.sweeps.creation import uids_to_come
+from dstackweb.scheduler import restored
+from dstackweb.scheduler.models import RestoredHost
 
 FORMAT = 1
 MANIFEST, DATABASE, KEY = "manifest.json", "database", "secret_key"
@@ -227,8 +232,10 @@ def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
             _put_keys_in_place(staged)
             root = _root()
             files = sum(_put_back(staged, root, name) for name in FOLDERS) if root else 0
-    ended, alive = _end_unknown_jobs()
-    return manifest | {"files": files, "aside": aside, "ended": ended, "alive": alive}
+    # The database of an older release has no table for it.
+    asked = restored.begin() if RestoredHost._meta.db_table in connection.introspection.table_names() else None
+    ended, alive = _end_unknown_jobs(but_for_known_runs=asked is not None)
+    return manifest | {"files": files, "aside": aside, "ended": ended, "alive": alive, "asked": asked}
 
 
 @contextlib.contextmanager
@@ -372,10 +379,17 @@ def _put_back(staged: Path, root: Path, name: str) -> int:
     return number
 
 
-def _end_unknown_jobs() -> tuple[int, int]:
-    """End jobs that run here and that the restored database does not know: their runs may be placed again. Returns how
-    many ended, and how many not."""
+def _end_unknown_jobs(*, but_for_known_runs: bool) -> tuple[int, int]:
+    """End jobs that run here and that the restored database does not know. Returns how many ended, and how many not.
+
+    `but_for_known_runs`: those of its runs are taken back once the server is there (`scheduler.restored`).
+    """
     running = [job_id for job_id in local.jobs_here() if local.runner_alive(job_id)]
     known = set(Job.objects.filter(pk__in=running).values_list("pk", flat=True))
+    if but_for_known_runs:
+        tickets = list(filter(None, (read_ticket(held["ticket"]) for held in local.here().tickets())))
+        runs = set(Run.objects.filter(uid__in={one["run"] for one in tickets}).values_list("uid", flat=True))
+        runs.update(uids_to_come())
+        known |= {UUID(one["job"]) for one in tickets if UUID(one["run"]) in runs}
     ends = [local.kill_job(job_id) for job_id in running if job_id not in known]
     return sum(ends), len(ends) - sum(ends)

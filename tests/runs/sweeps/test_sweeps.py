@@ -360,3 +360,18 @@ def test_a_full_sweep_costs_a_check_one_statement(
     make_sweep(project, member, 300)
     with django_assert_num_queries(1):
         assert settle() == 0
+
+
+def test_the_uids_of_runs_to_come_are_those_that_they_get(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation, "WAITING_AT_ONCE", 1)
+    sweep = make_sweep(project, member, 3)
+    to_come = list(creation.uids_to_come())
+    assert len(to_come) == 2
+    monkeypatch.setattr(creation, "WAITING_AT_ONCE", 3)
+    creation.settle(timezone.now())
+    assert (
+        list(Run.objects.filter(sweep=sweep, sweep_index__gt=0).order_by("pk").values_list("uid", flat=True)) == to_come
+    )
+    assert list(creation.uids_to_come()) == []

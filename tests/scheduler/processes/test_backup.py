@@ -188,3 +188,9 @@ def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_pa
         assert database.execute("SELECT count(*) FROM accounts_session").fetchone() == (0,)
         with pytest.raises((sqlite3.Error, psycopg.Error)):
             database.execute("SELECT * FROM newer")
+    server.sql("DROP TABLE scheduler_restoredhost")  # as a release had it that could not ask hosts
+    old = str(tmp_path / "old.tar")
+    assert server.manage("backup", old).returncode == 0
+    done = server.manage("restore", old, "--replace")
+    assert done.returncode == 0, done.stderr
+    assert "The backup is of an older release" in done.stdout

@@ -51,3 +51,10 @@ class Command(BaseCommand):
                 f"{done['alive']} jobs that the backup doesn't know still have processes here. End them, then start."
             )
         self.stdout.write("Start the server now. Runs that were submitted after the backup are lost.")
+        if done["asked"] is None:
+            self.stdout.write("The backup is of an older release: runs that have started since start again.")
+        else:
+            self.stdout.write(
+                f"Nothing is placed until its hosts ({done['asked']}) have said what was started there since, for a "
+                "minute at most."
+            )
