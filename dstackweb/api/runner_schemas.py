@@ -160,4 +160,5 @@ class ExitIn(Schema):
     image_pull_failed: ImagePullIn | None = None
     artifacts: ArtifactsIn | None = None
     signalled: bool = False
+    by_engine: bool = False
     interruption: InterruptionIn | None = None

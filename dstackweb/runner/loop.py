@@ -23,7 +23,7 @@ from dstackweb.runner import (
     tree,
 )
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.child import CannotStart, Job, Processes, acting_as, spawn
+from dstackweb.runner.child import CannotStart, HostFault, Job, Processes, among_files_of, spawn
 from dstackweb.runner.client import Refused, Unreachable
 from dstackweb.runner.disk import DiskWatch
 from dstackweb.runner.engine import EngineError
@@ -44,6 +44,9 @@ PULL_SHOWN_S = 2.0
 
 ENGINE_AGAIN_S = 2.0
 """How long until an engine that can't say what is left of a job is asked again."""
+
+NOT_STARTED = "not_claimed"
+"""Why a job ends that its host could not start: as one that no runner claimed, its run goes back to its place."""
 
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""
@@ -122,9 +125,13 @@ class Runner:
         except contained.CannotContain as cannot:
             self._end_everything()
             self._finish(None, "creating_container_error", str(cannot))
-        except (CannotStart, OSError) as error:
+        except CannotStart as error:
             self._end_everything()
             self._finish(None, "executor_error", str(error))
+        except (HostFault, OSError) as error:
+            # Nothing of the run was executed, and another host may start it.
+            self._end_everything()
+            self._finish(None, NOT_STARTED, str(error))
         else:
             if self.task_lines is not None:
                 self.task_lines.start()
@@ -250,12 +257,12 @@ class Runner:
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights.
 
-        The host may have lost its sandbox since it got the job. Raises CannotStart, BadArchive, OSError.
+        The host may have lost its sandbox since it got the job. Raises CannotStart, HostFault, BadArchive, OSError.
         """
         has = isolation.CONTAINER if self.link.spec.get("image") else isolation.of_job(job.user, job.writable)
         least = self.link.spec.get("least_isolation", "")
         if not isolation.isolates(has, least):
-            raise CannotStart(f"the project requires the isolation {least!r}, and this host has {has!r} now")
+            raise HostFault(f"the project requires the isolation {least!r}, and this host has {has!r} now")
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
@@ -271,7 +278,7 @@ class Runner:
         path = self.state.path("archive.tar.gz")
         try:
             self.link.retry(lambda: self.link.client.download("archive", path))
-            with open(path, "rb") as file, acting_as(job.account):
+            with open(path, "rb") as file, among_files_of(job.account):
                 unpack(file, sha256, job.run_dir)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -369,7 +376,7 @@ class Runner:
         try:
             job = Job(self.link.spec, self.orders)
             account = job.account
-        except CannotStart as error:
+        except (CannotStart, HostFault) as error:
             say(f"artifacts can't be sent: {error}")
             return {}
         left = artifacts.Artifacts(self.link, job.run_dir, account, limits).send()
