@@ -26,7 +26,7 @@ from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, HostFault, Job, Processes, among_files_of, spawn
 from dstackweb.runner.client import Refused, Unreachable
 from dstackweb.runner.disk import DiskWatch
-from dstackweb.runner.engine import EngineError
+from dstackweb.runner.engine import EngineError, note_failed
 from dstackweb.runner.link import Link, Rejected
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
@@ -125,6 +125,11 @@ class Runner:
         except contained.CannotContain as cannot:
             self._end_everything()
             self._finish(None, "creating_container_error", str(cannot))
+        except contained.EngineFailed as failed:
+            # A container that it may have made was never started: the host removes that once the engine is back.
+            note_failed(self.state.home, str(failed))
+            tree.end(self.job_id, self.group, self.uid)
+            self._finish(None, NOT_STARTED, str(failed), by_engine=True)
         except CannotStart as error:
             self._end_everything()
             self._finish(None, "executor_error", str(error))
@@ -141,12 +146,13 @@ class Runner:
             self._close_pipe()
 
     def _pull(self, job: Job) -> bool:
-        """Have the image on this machine; False if the job is to stop instead. Raises PullFailed, CannotContain."""
+        """Have the image on this machine; False if the job is to stop instead. Raises PullFailed, CannotContain,
+        EngineFailed."""
         engine, image, policy = contained.engine_of(job), self.link.spec["image"], self.link.spec["pull_policy"]
         self.pipe = output.start_relay(self.spool, self.link.spec["log_limit"], job.account)
         images.forget_credentials(self.state.folder)  # of an earlier runner
         auth, project = self.link.spec["registry_auth"], int(self.link.spec.get("project", 0))
-        access = images.ImageAccess(os.path.dirname(os.path.dirname(self.state.folder)))
+        access = images.ImageAccess(self.state.home)
         try:
             there = images.find(engine, image)
             is_free = there is not None and access.allows(image, there.id, project)
@@ -161,7 +167,13 @@ class Runner:
                     access.note(image, pulled.id, project, with_credentials=bool(auth), was_there=pulled == there)
                 self.image = pulled
         except EngineError as error:
-            raise contained.CannotContain(str(error)) from error
+            raise contained.blame(engine, error) from error
+        except images.PullFailed as failed:
+            if failed.fault in images.MAYBE_OF_ENGINE:
+                fault = contained.blame(engine, EngineError(str(failed)))
+                if isinstance(fault, contained.EngineFailed):
+                    raise fault from failed
+            raise
         if self.image is None:
             raise images.PullFailed(images.ImageFault.NOT_FOUND, image, "it was removed after it was pulled")
         self._write_line(f"image {image}: {self.image.digest}")
