@@ -122,6 +122,8 @@ class DiskIn(Schema):
     limit: int | None = Field(None, ge=0, lt=2**62)
     free: int | None = Field(None, ge=0, lt=2**62)
     reserve: int | None = Field(None, ge=0, lt=2**62)
+    free_inodes: int | None = Field(None, ge=0, lt=2**62)
+    inode_reserve: int | None = Field(None, ge=0, lt=2**62)
 
 
 class ImagePullIn(Schema):

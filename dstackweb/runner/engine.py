@@ -207,6 +207,8 @@ class Finder:
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._failed_file)
+        if has_failed and report.get("code") == "away":
+            report["code"] = "failed"  # a job needed it: other machines never have its daemon running
         self._found = engine, report
         self._until = time.monotonic() + (FOUND_FOR_S if engine else FAILED_FOR_S if has_failed else AWAY_FOR_S)
         return self._found

@@ -240,6 +240,7 @@ class Runner:
         disk = DiskWatch(
             lambda: [*own, *commands.folders()], commands.processes,
             limit=self.link.spec.get("disk_limit"), reserve=self.link.spec.get("disk_reserve"),
+            inode_reserve=self.link.spec.get("inode_reserve"),
         )  # fmt: skip
         running = CommandsRun(
             self.link, commands, self.shipper, disk, self.samples, self.image.digest if self.image else None, job

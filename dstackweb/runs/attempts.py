@@ -11,10 +11,12 @@ from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.backends.hosts import inventory
+from dstackweb.backends.models import StartError
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
@@ -23,6 +25,7 @@ from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.recurrence import next_after_end
 from dstackweb.runs.shared_rows import count_undone, release_ended, shared_rows_last
+from dstackweb.runs.sick_hosts import NOT_EXECUTED, WINDOW, Execution, executes_nothing
 from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
@@ -125,8 +128,19 @@ def report_end(
         if reason == Reason.NOT_CLAIMED and job.host_id is None:
             reason = Reason.CREATING_CONTAINER_ERROR if by_engine else Reason.EXECUTOR_ERROR
         _end(job, reason, end)
-        if reason == Reason.NOT_CLAIMED and job.host_id is not None and not by_engine:
+        if job.host_id is None:
+            return
+        if reason == Reason.NOT_CLAIMED and not by_engine:
             inventory.count_failed_start(job.host_id, end.get("message", ""), timezone.now())
+        elif end.get("exit_code") in NOT_EXECUTED and _executes_nothing(job.host_id):
+            inventory.hold_back(job.host_id, StartError.COMMANDS_FAIL, timezone.now())
+
+
+def _executes_nothing(host_id: int) -> bool:
+    now = timezone.now()
+    rows = Job.objects.filter(Q(ended_at__gt=now - WINDOW) | Q(status__in=JOB_ACTIVE), started_at__gt=now - WINDOW)
+    columns = ("run_id", "run__user_id", "host_id", "started_at", "ended_at", "exit_code")
+    return executes_nothing(host_id, [Execution(*row) for row in rows.values_list(*columns)], now)
 
 
 def _ask_for_machine(job: Job, end: JobEnd) -> None:

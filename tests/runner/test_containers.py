@@ -240,7 +240,7 @@ def test_a_run_returns_from_a_host_whose_daemon_was_killed_and_the_host_has_none
     running.wait_for("ready")
     docker.kill()
     eventually(lambda: finder.usable() is None, every=0.05)  # the runner of the container has noticed
-    assert finder.current()[1]["code"] == "away"
+    assert finder.current()[1]["code"] == "failed"
     end = ended(contained("echo never"))
     assert (end["reason"], end["by_engine"]) == ("not_claimed", True), end
     docker.start()
@@ -448,4 +448,10 @@ def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in
         lost = server.wait(server.submit("true", image="127.0.0.1:9/nothing:1"), deadline=60)
         assert (lost["status"], lost["jobs"][0]["termination_reason"]) == ("failed", "image_pull_failed")
         assert "Its host can't reach the registry of the image 127.0.0.1:9/nothing:1." in lost["status_message"]
+        docker.kill()
+        waiting = [server.submit("true", image=IMAGE) for _ in range(6)]
+        eventually(lambda: server.http.get("/hosts").json()["items"][0]["engine"]["code"], every=0.2)
+        eventually(lambda: {server.run(name)["status"] for name in waiting} <= {"submitted", "pending"}, every=0.2)
+        docker.start()
+        assert {server.wait(name, deadline=120)["status"] for name in waiting} == {"done"}
     assert docker.left() == []

@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -227,41 +226,21 @@ def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_reports_it(box: MakeB
     (job.state / "lock").unlink()  # endless for whoever reads it
 
 
-@pytest.fixture
-def few_inodes(open_home: Path) -> Iterator[Callable[[int], Box]]:
-    """Makes jobs whose host has room for so many files more, and plenty for bytes."""
-    disk = open_home / "small"
-    disk.mkdir()
-    boxes: list[Box] = []
-
-    def make(files: int) -> Box:
-        if os.path.ismount(disk):
-            subprocess.run(["umount", disk], check=True)
-        options = f"size=8m,mode=755,nr_inodes={files + 1}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
-        boxes.append(Box(disk, Api("echo up", ": " + "x" * 100_000, artifacts=LIMITS)))
-        boxes[-1].api.ship(packed({"a": b"code", "b/c": b"more"}))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.wait_until_gone()
-        box.api.go_down()
-    subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.needs("root")
-def test_a_host_without_inodes_never_fails_a_run_whatever_the_step(few_inodes: Callable[[int], Box]) -> None:
+def test_a_host_without_inodes_never_fails_a_run_whatever_the_step(small_disk: Callable[[int], Path]) -> None:
     """Each number of free inodes ends the start at another step."""
     ends = []
     for files in range(40):
-        job = few_inodes(files)
+        job = Box(small_disk(files), Api("echo up", ": " + "x" * 100_000, artifacts=LIMITS))
+        job.api.ship(packed({"a": b"code", "b/c": b"more"}))
         if "pid" not in (answer := job.launch()):
             assert "No space left on device" in str(answer["error"])
             ends.append("not launched")
+            job.api.go_down()
             continue
         end = job.end()
+        job.api.go_down()
         ends.append(end["reason"])
         if end["reason"] == "done_by_runner":
             break
