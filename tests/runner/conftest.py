@@ -149,15 +149,15 @@ def box(open_home: Path) -> Iterator[Callable[..., Box]]:
 
 
 @pytest.fixture
-def small_disk(open_home: Path) -> Iterator[Callable[[int], Path]]:
-    """Makes a disk with room for so many files; one at a time."""
+def small_disk(open_home: Path) -> Iterator[Callable[..., Path]]:
+    """Makes a disk with room for so many files, and so many KiB; one at a time."""
     disk = open_home / "small"
     disk.mkdir()
 
-    def make(files: int) -> Path:
+    def make(files: int, kib: int = 8192) -> Path:
         if os.path.ismount(disk):
             subprocess.run(["umount", disk], check=True)
-        options = f"size=8m,mode=755,nr_inodes={files + 1}"
+        options = f"size={kib}k,mode=755,nr_inodes={files + 1}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
         return disk
 
