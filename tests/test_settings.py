@@ -248,7 +248,7 @@ def test_a_cut_connection_times_out_on_both_sides(tmp_path: Path) -> None:
     options = found["DATABASES"]["default"]["OPTIONS"]
     assert (options["connect_timeout"], options["tcp_user_timeout"]) == (3, 25_000)
     assert "tcp_keepalives_idle=10" in options["options"]
-    assert "idle_in_transaction_session_timeout=60000" in options["options"]
+    assert "idle_in_transaction_session_timeout=10000" in options["options"]
     assert found["Q_CLUSTER"]["redis"] == "redis://r/1?socket_timeout=2&socket_connect_timeout=5&socket_keepalive=true"
 
 

@@ -116,7 +116,10 @@ class HostOut(Schema):
     agent_version: str = Field(description="dstackweb's version on a joined host; empty for the server's own machine")
     held_back_at: dt.datetime | None = Field(description="Since when it gets no jobs because starts fail there")
     start_failures: int = Field(description="Failed starts in a row")
-    start_error: str
+    start_error: str = Field(
+        description="Why the last of them failed. `commands_fail`: commands of three runs in a minute ended within 5 s "
+        "with 126 or 127"
+    )
     sampling: SamplingOut | None
     gpus: list[HostGpuOut]
     reserved: ReservedOut | None

@@ -232,6 +232,7 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
         log_size=body.log_size,
         log_missing=body.log_missing,
         signalled=body.signalled,
+        by_engine=body.by_engine,
     )
     return {}
 

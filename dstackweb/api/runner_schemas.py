@@ -122,6 +122,8 @@ class DiskIn(Schema):
     limit: int | None = Field(None, ge=0, lt=2**62)
     free: int | None = Field(None, ge=0, lt=2**62)
     reserve: int | None = Field(None, ge=0, lt=2**62)
+    free_inodes: int | None = Field(None, ge=0, lt=2**62)
+    inode_reserve: int | None = Field(None, ge=0, lt=2**62)
 
 
 class ImagePullIn(Schema):
@@ -160,4 +162,5 @@ class ExitIn(Schema):
     image_pull_failed: ImagePullIn | None = None
     artifacts: ArtifactsIn | None = None
     signalled: bool = False
+    by_engine: bool = False
     interruption: InterruptionIn | None = None

@@ -122,6 +122,12 @@ class CgroupCode(StrEnum):
     FAILED = "failed"
 
 
+class StartError(StrEnum):
+    """Codes in `Host.start_error`, beside texts of runners."""
+
+    COMMANDS_FAIL = "commands_fail"
+
+
 class EngineCode(StrEnum):
     """Why a host runs no containers: `code` of `Host.engine`, from `runner.engine`."""
 

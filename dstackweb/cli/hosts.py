@@ -75,6 +75,13 @@ def state_of(host: dict[str, Any]) -> str:
     return listed(states) or _("online")
 
 
+def error_of(host: dict[str, Any]) -> str:
+    start_error = host["start_error"]
+    if start_error == "commands_fail":
+        start_error = _("commands of three runs ended within 5 s as not found or not executable (126, 127)")
+    return "; ".join(filter(None, [host["error"], start_error]))
+
+
 COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),
     Column("STATE"): state_of,
@@ -87,7 +94,7 @@ COLUMNS: ItemColumns = {
     Column("LIMITS"): limits_of,
     Column("LABELS", wide=True): labels_of,
     Column("SEEN", right=True): lambda host: age_text(host["seen_at"]),
-    Column("ERROR", wide=True): lambda host: "; ".join(filter(None, [host["error"], host["start_error"]])),
+    Column("ERROR", wide=True): error_of,
 }
 """Of hosts, the items of `GET /hosts`."""
 

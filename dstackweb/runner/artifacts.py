@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dstackweb.runner import disk
-from dstackweb.runner.child import ARTIFACTS as PARENT, acting_as
+from dstackweb.runner.child import ARTIFACTS as PARENT, acting_as, among_files_of
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
 from dstackweb.runner.limits import ARTIFACT_DEPTH_MAX, ARTIFACT_PATH_MAX, LISTED, ArtifactLeft, is_safe, shown
 from dstackweb.runner.link import Link, Rejected
@@ -44,9 +44,9 @@ def folder_of(run_dir: str, attempt: int) -> str:
 
 
 def make_folder(run_dir: str, attempt: int, account: pwd.struct_passwd) -> None:
-    """Make it, empty, with the rights of the job's user, whatever is there. Raises OSError."""
+    """Make it, empty, with the rights of the job's user, whatever is there. Raises CannotStart, OSError."""
     parent, folder = os.path.join(run_dir, PARENT), folder_of(run_dir, attempt)
-    with acting_as(account):
+    with among_files_of(account):
         for path in (parent, folder):
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if is_folder and path == folder:

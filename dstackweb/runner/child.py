@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import resource
@@ -31,6 +32,10 @@ SETUP_LOOK_S = 0.05
 ARTIFACTS = ".dstackweb-artifacts"
 """The folder in the run's directory with the artifacts of its attempts."""
 CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
+HOST_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOTCONN}
+)
+"""What the names and rights of a job's own files never cause."""
 
 
 @contextlib.contextmanager
@@ -55,7 +60,26 @@ def acting_as(account: pwd.struct_passwd) -> Iterator[None]:
 
 
 class CannotStart(Exception):
-    """The commands can't be started; the message says why."""
+    """The commands can't be started here or elsewhere, because of what the run is; the message says why."""
+
+
+class HostFault(Exception):
+    """This host can't start any commands; the message says why."""
+
+
+@contextlib.contextmanager
+def among_files_of(account: pwd.struct_passwd) -> Iterator[None]:
+    """Act as the job's user where earlier attempts may have left anything.
+
+    Raises CannotStart for what such files can cause, OSError for faults of the host.
+    """
+    try:
+        with acting_as(account):
+            yield
+    except OSError as error:
+        if error.errno in HOST_ERRORS:
+            raise
+        raise CannotStart(str(error)) from error
 
 
 class Job:
@@ -80,13 +104,15 @@ class Job:
 
     @property
     def account(self) -> pwd.struct_passwd:
-        """The user the commands run as. Raises CannotStart when there is no such user."""
+        """The user the commands run as. Raises HostFault when there is no such user, CannotStart if for one project."""
         project = int(self.spec.get("project", 0))
         try:
             return account_of(self.user, project) if self.user else pwd.getpwuid(os.getuid())
         except KeyError:
-            of = f" of project {project}" if uids_of(self.user or "") else ""
-            raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs{of} as") from None
+            missing = f"this host has no user {self.user or os.getuid()!r} to run jobs"
+            if uids_of(self.user or ""):
+                raise CannotStart(f"{missing} of project {project} as") from None
+            raise HostFault(f"{missing} as") from None
 
     @property
     def ids_of_jobs(self) -> Collection[int]:
@@ -148,7 +174,7 @@ class Processes:
 
 
 def spawn(job: Job, output: Sinks) -> Processes:
-    """Start the commands, writing to `output`. Raises CannotStart."""
+    """Start the commands, writing to `output`. Raises CannotStart, HostFault, OSError."""
     if job.switches_user and job.spec["gpus"]:
         make_gpu_devices()
     _enter_working_dir(job)
@@ -185,6 +211,8 @@ def _popen(job: Job, argv: list[str], env: dict[str, str], output: Sinks) -> sub
                 start_new_session=True, umask=0o022,
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
+        if getattr(error, "errno", None) in HOST_ERRORS:
+            raise
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
 
 
@@ -270,6 +298,8 @@ def _enter_working_dir(job: Job) -> None:
     except FileNotFoundError:
         raise CannotStart(f"working_dir {folder!r} does not exist on this host") from None
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) in HOST_ERRORS:
+            raise
         raise CannotStart(f"working_dir {folder!r} can't be entered: {error}") from error
 
 
@@ -285,7 +315,7 @@ def _script_arguments(job: Job, script: str) -> list[str]:
     if len(script.encode()) <= SCRIPT_ARGUMENT_LIMIT:
         return ["-c", script]
     path = os.path.join(job.run_dir, ".dstackweb-commands.sh")
-    with acting_as(job.account):
+    with among_files_of(job.account):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         script_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -340,7 +370,10 @@ def dstack_env(job: Job) -> dict[str, str]:
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
-    """The environment after the host's set-up snippet, which runs by itself so that `set -e` doesn't affect it."""
+    """The environment after the host's set-up snippet, which runs by itself so that `set -e` doesn't affect it.
+
+    Raises HostFault where the snippet fails: it is the host's, and would fail every run.
+    """
     setup = job.spec.get("setup") or ""
     if not setup.strip():
         return {}
@@ -352,22 +385,26 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
                 process = subprocess.Popen(**start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter)
             with process:
                 status = _setup_status(process, output, chatter)
-        except (OSError, subprocess.SubprocessError) as error:
+        except subprocess.TimeoutExpired as error:
+            raise HostFault(f"the host's set-up snippet failed: {error}") from error
+        except (OSError, subprocess.SubprocessError) as error:  # it did not begin, perhaps for want of the run's shell
+            if getattr(error, "errno", None) in HOST_ERRORS:
+                raise
             raise CannotStart(f"the host's set-up snippet failed: {error}") from error
         if output.seek(0, os.SEEK_END) > SETUP_OUTPUT:
-            raise CannotStart("the host's set-up snippet leaves an environment of more than 1 MiB")
+            raise HostFault("the host's set-up snippet leaves an environment of more than 1 MiB")
         output.seek(0)
         chatter.seek(0)
         if status:
             message = chatter.read(SETUP_OUTPUT).decode(errors="replace").strip()[-300:]
-            raise CannotStart(f"the host's set-up snippet failed with {status}: {message}")
+            raise HostFault(f"the host's set-up snippet failed with {status}: {message}")
         lines = output.read().decode(errors="surrogateescape").split("\0")
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name: value for name, _, value in pairs if name not in ("_", "PWD", "SHLVL")}
 
 
 def _setup_status(process: subprocess.Popen[bytes], *written: IO[bytes]) -> int:
-    """Wait for a set-up snippet. Raises CannotStart for too much output, TimeoutExpired."""
+    """Wait for a set-up snippet. Raises HostFault for too much output, TimeoutExpired."""
     until = time.monotonic() + SETUP_S
     try:
         while True:
@@ -375,7 +412,7 @@ def _setup_status(process: subprocess.Popen[bytes], *written: IO[bytes]) -> int:
                 return process.wait(SETUP_LOOK_S)
             except subprocess.TimeoutExpired:
                 if sum(os.fstat(file.fileno()).st_size for file in written) > SETUP_WRITTEN:
-                    raise CannotStart("the host's set-up snippet writes more than 16 MiB") from None
+                    raise HostFault("the host's set-up snippet writes more than 16 MiB") from None
                 if time.monotonic() > until:
                     raise subprocess.TimeoutExpired(process.args, SETUP_S) from None
     finally:

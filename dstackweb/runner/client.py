@@ -7,6 +7,7 @@ import ipaddress
 import json
 import random
 import socket
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,14 +69,21 @@ class Client:
         return self._json("GET", path, None, "")
 
     def download(self, path: str, target: str) -> None:
-        """Stream the answer to a file."""
+        """Stream the answer to a file. Raises OSError where the file can't be written."""
+        try:
+            with open(target, "wb") as file:
+                file.writelines(self._pieces(path))
+        except OSError:
+            self.close()  # the rest of the answer is still to come
+            raise
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
         try:
             response = self._send("GET", path, None, "")
             if response.status != 200:
                 self._json_of(response)
-            with open(target, "wb") as file:
-                while chunk := response.read(1 << 16):
-                    file.write(chunk)
+            while chunk := response.read(1 << 16):
+                yield chunk
             if response.length:  # a connection that ends early looks like the end of the answer
                 raise http.client.IncompleteRead(b"", response.length)
         except (OSError, http.client.HTTPException) as error:

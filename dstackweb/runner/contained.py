@@ -22,7 +22,7 @@ from dstackweb.runner.child import (
     oom_score,
     script,
 )
-from dstackweb.runner.engine import Engine, EngineAway, EngineError
+from dstackweb.runner.engine import Engine, EngineAway, EngineError, note_failed
 from dstackweb.runner.images import Image
 from dstackweb.runner.machine import usable_cpus, usable_memory_mib
 from dstackweb.runner.state import StateDir, say
@@ -33,20 +33,35 @@ KILLED, LOST = 137, "instance_unreachable"
 
 
 class CannotContain(Exception):
-    """The container can't be made; the message says why."""
+    """The container of this run can't be made, though others can; the message says why."""
+
+
+class EngineFailed(Exception):
+    """The host's engine makes no containers; the message says why."""
 
 
 def engine_of(job: Job) -> Engine:
-    """The engine that makes the job's container. Raises CannotContain: the host may have lost it since."""
+    """The engine that makes the job's container. Raises EngineFailed: the host may have lost it since."""
     if job.engine is None:
-        raise CannotContain("this host has no container engine now")
+        raise EngineFailed("this host has no container engine now")
     return job.engine
+
+
+def blame(engine: Engine, error: EngineError) -> CannotContain | EngineFailed:
+    """Find out whether the engine that refused a call refuses every container, which is no fault of the run."""
+    if not isinstance(error, EngineAway):
+        try:
+            engine.try_out()
+        except EngineError as broken:
+            return EngineFailed(str(broken))
+        return CannotContain(str(error))
+    return EngineFailed(str(error))
 
 
 def spawn(job: Job, image: Image, state: StateDir, output: int) -> Contained:
     """Make the container and start it, with its output to the descriptor `output`.
 
-    Raises CannotContain, CannotStart, OSError.
+    Raises CannotContain, EngineFailed, CannotStart, OSError.
     """
     engine, spec = engine_of(job), job.spec
     if spec["gpus"]:
@@ -71,8 +86,8 @@ def spawn(job: Job, image: Image, state: StateDir, output: int) -> Contained:
         with container.env_file(env) as (number, name):
             engine.call(*container.arguments(engine, start, name), pass_fds=[number])
     except EngineError as error:
-        raise CannotContain(str(error)) from error
-    return Contained(made, output, start.memory_mib, account.pw_uid)
+        raise blame(engine, error) from error
+    return Contained(made, output, start.memory_mib, account.pw_uid, state.home)
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -147,8 +162,8 @@ class Contained:
     the engine; only how they ended is the engine's to say.
     """
 
-    def __init__(self, made: container.Container, output: int, memory_mib: int, uid: int) -> None:
-        self._container, self.memory_mib, self._uid = made, memory_mib, uid
+    def __init__(self, made: container.Container, output: int, memory_mib: int, uid: int, home: str) -> None:
+        self._container, self.memory_mib, self._uid, self._home = made, memory_mib, uid, home
         self._output = os.dup(output)
         self._first, self._born, self._keeper = 0, "", 0
         self._ask_at = self._away_until = 0.0
@@ -180,6 +195,7 @@ class Contained:
         except EngineError as error:
             if not self._was_away:
                 say(f"the container engine gives no answer, waiting for it: {error}")
+                note_failed(self._home, str(error))
             self._was_away, self._ask_at = True, now + AGAIN_S
             return None
         if state.get("Running"):
@@ -229,6 +245,7 @@ class Contained:
     def _put_off(self, error: EngineError) -> int:
         """An engine that is away is asked again after a while: each call is a process. No process is known: 0."""
         if isinstance(error, EngineAway):
+            note_failed(self._home, str(error))
             self._away_until = time.monotonic() + AGAIN_S
         return 0
 

@@ -1,4 +1,6 @@
-"""What jobs have on the disk: how much it is, against a limit of theirs and space to leave free; and its removal.
+"""What jobs have on the disk: how much it is, against a limit of theirs and room to leave free; and its removal.
+
+Room is of two kinds, bytes and inodes: a file takes an inode even if it is empty.
 
 All by open folders, so that no link leads elsewhere. Jobs can nest folders deeper than recursion and long paths reach.
 """
@@ -13,13 +15,16 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 LOOK_S, PAUSE_FACTOR = 0.2, 20.0
 """How often free space is looked at, and how much longer than a look at all files the next one waits."""
 FILES_S = 5.0
 SHARE = 16
-"""Of the space to leave free a job may write so much less once it is reached."""
+"""Of the room to leave free a job may take so much less once it is reached."""
+MANY = 4
+"""Where no inode is left, a job with one of so many ends: it may have taken them between two looks."""
 DEPTH = 100
 """Deeper folders are not looked into: jobs could hide files there. They count as too much."""
 LINKS = 100_000
@@ -34,25 +39,45 @@ class TooDeep(Exception):
     """Folders are nested too deep to be looked at."""
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What files take; `size` is in bytes."""
+
+    size: int
+    inodes: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a disk has: `free` bytes, and inodes, of which there are 0 where the file system makes them at need."""
+
+    free: int
+    free_inodes: int
+    inodes: int
+
+
 class DiskWatch:
     """Watches a job's `folders`, the first of which says what disk it is. Sizes are in bytes, None for no limit.
 
-    A thread looks, since there may be very many files. `over` becomes what is wrong: `used` and `limit`, or `free` and
-    `reserve`; `used` is None where it can't be counted.
+    `inode_reserve` is in percent. A thread looks, since there may be very many files. `over` becomes what is wrong:
+    `used` and `limit`, `free` and `reserve`, or `free_inodes` and `inode_reserve`; `used` is None where it can't be
+    counted.
     """
 
     def __init__(
         self, folders: Callable[[], Sequence[str]], processes: Callable[[], Collection[int]], *,
-        limit: int | None, reserve: int | None,
+        limit: int | None, reserve: int | None, inode_reserve: int | None = None,
     ) -> None:  # fmt: skip
         self._folders, self._processes, self._limit, self._reserve = folders, processes, limit, reserve
-        self._before: int | None = None
+        self._inode_reserve = inode_reserve
+        self._before: Usage | None = None
+        """The least that the job had since there is too little room; None while there is enough."""
         self._again = 0.0
         self._ended = threading.Event()
         self.over: dict[str, Any] | None = None
 
     def start(self) -> None:
-        if self._limit or self._reserve:
+        if self._limit or self._reserve or self._inode_reserve:
             threading.Thread(target=self._run, name="disk", daemon=True).start()
 
     def stop(self) -> None:
@@ -66,54 +91,59 @@ class DiskWatch:
     def look(self, now: float) -> dict[str, Any] | None:
         """What is wrong, if anything is. Raises OSError."""
         folders = self._folders()
-        free = _free(folders[0]) if self._reserve else 0
-        is_low = self._reserve is not None and free < self._reserve
+        room = _room(folders[0])
+        reserve, inode_reserve = self._reserve or 0, room.inodes * (self._inode_reserve or 0) // 100
+        has_few_bytes, has_few_inodes = room.free < reserve, room.free_inodes < inode_reserve
+        is_low = has_few_bytes or has_few_inodes
         if not is_low:
             self._before = None
         if not (is_low or self._limit) or (now < self._again and not (is_low and self._before is None)):
             return None
         began = time.monotonic()
         try:
-            size = used(folders, self._processes())
+            has = used(folders, self._processes())
         except TooDeep:
             return {"used": None, "limit": self._limit}
         took = time.monotonic() - began
         self._again = now + took + max(PAUSE_FACTOR * took, 0.0 if is_low else FILES_S)
-        if self._limit and size > self._limit:
-            return {"used": size, "limit": self._limit}
-        if is_low and self._reserve:
-            self._before = size if self._before is None else min(size, self._before)
-            if size - self._before > self._reserve // SHARE:
-                return {"free": free, "reserve": self._reserve}
+        if self._limit and has.size > self._limit:
+            return {"used": has.size, "limit": self._limit}
+        if is_low:
+            before = self._before or has
+            self._before = before = Usage(min(has.size, before.size), min(has.inodes, before.inodes))
+            if has_few_bytes and has.size - before.size > reserve // SHARE:
+                return {"free": room.free, "reserve": reserve}
+            takes_inodes = has.inodes - before.inodes > inode_reserve // SHARE
+            if has_few_inodes and (takes_inodes or (not room.free_inodes and MANY * has.inodes >= room.inodes)):
+                return {"free_inodes": room.free_inodes, "inode_reserve": inode_reserve}
         return None
 
 
-def used(folders: Sequence[str], processes: Collection[int] = ()) -> int:
-    """Bytes on the disk of all files in these folders, and of files without a name that these processes have open.
+def used(folders: Sequence[str], processes: Collection[int] = ()) -> Usage:
+    """What all files in these folders take, and files without a name that these processes have open.
 
     Links are not followed, and other file systems are left out. Raises TooDeep.
     """
     seen: set[tuple[int, int]] = set()
-    total = 0
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            total += sum(_counted(info, seen) for info in _below(folder))
-    return total + sum(_counted(info, seen) for info in _nameless(processes))
-
-
-def _counted(info: os.stat_result, seen: set[tuple[int, int]]) -> int:
-    if info.st_nlink != 1 and not stat.S_ISDIR(info.st_mode):
-        key = info.st_dev, info.st_ino
-        if key in seen:
-            return 0
-        if len(seen) < LINKS:
-            seen.add(key)
-    return info.st_blocks * BLOCK
+    size = inodes = 0
+    for info in itertools.chain(*map(_below, folders), _nameless(processes)):
+        if info.st_nlink != 1 and not stat.S_ISDIR(info.st_mode):
+            key = info.st_dev, info.st_ino
+            if key in seen:
+                continue
+            if len(seen) < LINKS:
+                seen.add(key)
+        size += info.st_blocks * BLOCK
+        inodes += 1
+    return Usage(size, inodes)
 
 
 def _below(top: str) -> Iterator[os.stat_result]:
-    """Of everything in a folder, whatever jobs do meanwhile. Raises TooDeep, FileNotFoundError."""
-    folder = os.open(top, FOLDER)
+    """Of everything in a folder, whatever jobs do meanwhile; nothing if there is no such folder. Raises TooDeep."""
+    try:
+        folder = os.open(top, FOLDER)
+    except FileNotFoundError:
+        return
     try:
         for path, info in walk(folder, DEPTH, lambda _path: None):
             if path.count("/") >= DEPTH and stat.S_ISDIR(info.st_mode):
@@ -151,9 +181,9 @@ def loose(above: str, below: str, ids: Collection[int]) -> str | None:
     return None
 
 
-def _free(folder: str) -> int:
+def _room(folder: str) -> Room:
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return Room(found.f_bavail * found.f_frsize, found.f_favail, found.f_files)
 
 
 def walk(top: int, deepest: int, unreadable: Report) -> Iterator[tuple[str, os.stat_result]]:

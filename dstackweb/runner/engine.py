@@ -6,6 +6,7 @@ it, which may do anything on the machine, to the job's ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,16 +20,19 @@ from typing import Any
 from dstackweb.runner.state import say
 
 CALL_S = 60.0
-FOUND_FOR_S, AWAY_FOR_S = 300.0, 30.0
-"""How long a host believes that its engine is there, or away."""
+FOUND_FOR_S, AWAY_FOR_S, FAILED_FOR_S = 300.0, 30.0, 10.0
+"""How long a host believes that its engine is there, away, or still as broken as a job has found it."""
+FAILED_FILE = "engine-failed"
+"""In the home of a host's jobs, with what the engine said to a job. It is there until the engine makes a container."""
 NAMES = ("docker", "podman")
+EMPTY_TAR = bytes(10_240)
 _AWAY = ("cannot connect to the docker daemon", "error during connect", "is the docker daemon running",
          "connection refused", "unexpected eof", "connection reset by peer", "broken pipe")  # fmt: skip
 _FORBIDDEN = ("permission denied while trying to connect", "got permission denied")
 INSTALL_S, START_S = 600.0, 60.0
 """How long the installation may take, and then the daemon to answer."""
 LOG = "engine.log"
-TEXT = 600
+TEXT, ERROR = 600, 300
 GPU_TOOLS = {"docker": "nvidia-container-runtime-hook", "podman": "nvidia-ctk"}
 """What NVIDIA's container toolkit brings: without it the engine gives containers no GPUs."""
 INSTALL = r"""
@@ -87,11 +91,28 @@ class Engine:
             env |= {"HOME": "/root", "REGISTRY_AUTH_FILE": os.path.join(config, "config.json")}
         return env | ({"DOCKER_HOST": self.socket} if self.socket else {})
 
-    def call(self, *arguments: str, timeout_s: float = CALL_S, pass_fds: Sequence[int] = ()) -> str:
+    def try_out(self) -> None:
+        """Make a container of an empty image, and remove both. Raises EngineAway, EngineError if that fails."""
+        image = self._make("import", "-", stdin=EMPTY_TAR)
+        try:
+            made = self._make("create", "--network", self.network, image, "/none")
+            self.call("rm", "--force", made)
+        finally:
+            with contextlib.suppress(EngineError):  # a trial at the same time may have removed it
+                self.call("rmi", "--force", image)
+
+    def _make(self, *arguments: str, stdin: bytes = b"") -> str:
+        """The id that the command prints last of what it has made."""
+        words = self.call(*arguments, stdin=stdin).split()
+        if not words:
+            raise EngineError(f"{self.name} {arguments[0]} printed nothing")
+        return words[-1]
+
+    def call(self, *arguments: str, timeout_s: float = CALL_S, pass_fds: Sequence[int] = (), stdin: bytes = b"") -> str:
         """What the engine's command prints. Raises EngineAway, EngineError."""
         try:
             done = subprocess.run(
-                [self.program, *arguments], env=self.environment(), pass_fds=pass_fds, stdin=subprocess.DEVNULL,
+                [self.program, *arguments], env=self.environment(), pass_fds=pass_fds, input=stdin,
                 capture_output=True, timeout=timeout_s, check=False, cwd="/",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -126,7 +147,7 @@ def find(
         try:
             version = _version(engine)
         except EngineError as error:
-            failed = failed or _report(name, code=_code(error), error=str(error)[-300:])
+            failed = failed or _report(name, code=_code(error), error=str(error)[-ERROR:])
         else:
             return engine, _report(name, version=version, volumes=list(volumes))
     return None, failed or _report(wanted, code="not_found")
@@ -150,21 +171,67 @@ def _code(error: EngineError) -> str:
     return "away" if isinstance(error, EngineAway) else "failed"
 
 
-class Finder:
-    """Finds the engine again every few minutes: a start does not ask for it."""
+def note_failed(home: str, error: str) -> None:
+    """Have the host of these jobs place no more containers until a try works."""
+    with contextlib.suppress(OSError), open(os.path.join(home, FAILED_FILE), "w", encoding="utf-8") as file:
+        file.write(error)
 
-    def __init__(self, wanted: str = "", *, network: str = "host", volumes: Sequence[str] = ()) -> None:
+
+class Finder:
+    """Finds the engine again every few minutes: a start does not ask for it.
+
+    Once a job of `home` has noted that the engine failed, the host has none until it makes a container again.
+    """
+
+    def __init__(self, home: str, wanted: str = "", *, network: str = "host", volumes: Sequence[str] = ()) -> None:
+        self._failed_file = os.path.join(home, FAILED_FILE)
         self._asked = (wanted, network, tuple(volumes))
         self._found: tuple[Engine | None, dict[str, Any]] = (None, {})
         self._until = 0.0
 
     def current(self) -> tuple[Engine | None, dict[str, Any]]:
         """As `find`, of some minutes ago at most."""
-        if time.monotonic() >= self._until:
-            wanted, network, volumes = self._asked
-            self._found = find(wanted, network=network, volumes=volumes)
-            self._until = time.monotonic() + (FOUND_FOR_S if self._found[0] else AWAY_FOR_S)
+        has_failed = self._failure() is not None
+        if time.monotonic() < self._until and not (has_failed and self._found[0]):
+            return self._found
+        if has_failed:  # meanwhile, others don't wait for the trial
+            self._found, self._until = (None, self.report(self._found[1])), time.monotonic() + FAILED_FOR_S
+        wanted, network, volumes = self._asked
+        engine, report = find(wanted, network=network, volumes=volumes)
+        if engine is not None and has_failed:
+            try:
+                engine.try_out()
+            except EngineError as error:
+                report = _report(engine.name, code=_code(error), error=str(error)[-ERROR:])
+                engine = None
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._failed_file)
+        if has_failed and report.get("code") == "away":
+            report["code"] = "failed"  # a job needed it: other machines never have its daemon running
+        self._found = engine, report
+        self._until = time.monotonic() + (FOUND_FOR_S if engine else FAILED_FOR_S if has_failed else AWAY_FOR_S)
         return self._found
+
+    def usable(self) -> Engine | None:
+        """The engine for a start, which waits for no trial."""
+        return self.current()[0] if self._failure() is None else None
+
+    def report(self, seen: Mapping[str, Any]) -> dict[str, Any]:
+        """What the host is to report of its engine: as `seen` lately, unless a job has found since that it fails."""
+        failure = self._failure()
+        if failure is None or not seen or seen.get("code"):
+            return dict(seen)
+        return {**seen, "version": "", "code": "failed", "error": failure[-ERROR:], "volumes": []}
+
+    def _failure(self) -> str | None:
+        try:
+            with open(self._failed_file, encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return str(error)
 
 
 class EngineFault(str, Enum):  # noqa: UP042 - Python 3.9 has no StrEnum

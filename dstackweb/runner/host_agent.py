@@ -87,6 +87,7 @@ class HostAgent:
             self.config: dict[str, Any] = json.load(file)
         self.insecure = bool(self.config.get("insecure"))
         self.engine = Finder(
+            self.home,
             str(self.config.get("engine", "")),
             network=str(self.config.get("container_network") or "host"),
             volumes=self.config.get("job_volumes", []),
@@ -188,6 +189,7 @@ class HostAgent:
         self.how = how
         return {
             **asdict(seen),
+            "engine": self.engine.report(seen.engine),
             "gpus": [asdict(gpu) for gpu in seen.gpus],
             "error": "; ".join(filter(None, [how.error, seen.error, self.refusal])),
             "isolation": how.isolation,
@@ -312,7 +314,7 @@ class HostAgent:
 
     def _complete(self, job: str, token: str, **more: Any) -> dict[str, Any]:
         account = isolation.find_user(self.how.job_user) if self.how.job_user else None
-        engine = self.engine.current()[0]
+        engine = self.engine.usable()
         return {
             "api": self.config["url"],
             "job": job,

@@ -54,6 +54,10 @@ _SIGNS = (
 """Words of the engines and registries, the first that occur count."""
 
 
+MAYBE_OF_ENGINE = (ImageFault.NO_SPACE, ImageFault.FAILED)
+"""Faults that an image may have alone, or all containers of the host."""
+
+
 class PullFailed(Exception):
     """The image could not be had; the message is the engine's."""
 

@@ -23,10 +23,10 @@ from dstackweb.runner import (
     tree,
 )
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.child import CannotStart, Job, Processes, acting_as, spawn
+from dstackweb.runner.child import CannotStart, HostFault, Job, Processes, among_files_of, spawn
 from dstackweb.runner.client import Refused, Unreachable
 from dstackweb.runner.disk import DiskWatch
-from dstackweb.runner.engine import EngineError
+from dstackweb.runner.engine import EngineError, note_failed
 from dstackweb.runner.link import Link, Rejected
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
@@ -44,6 +44,9 @@ PULL_SHOWN_S = 2.0
 
 ENGINE_AGAIN_S = 2.0
 """How long until an engine that can't say what is left of a job is asked again."""
+
+NOT_STARTED = "not_claimed"
+"""Why a job ends that its host could not start: as one that no runner claimed, its run goes back to its place."""
 
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""
@@ -122,9 +125,18 @@ class Runner:
         except contained.CannotContain as cannot:
             self._end_everything()
             self._finish(None, "creating_container_error", str(cannot))
-        except (CannotStart, OSError) as error:
+        except contained.EngineFailed as failed:
+            # A container that it may have made was never started: the host removes that once the engine is back.
+            note_failed(self.state.home, str(failed))
+            tree.end(self.job_id, self.group, self.uid)
+            self._finish(None, NOT_STARTED, str(failed), by_engine=True)
+        except CannotStart as error:
             self._end_everything()
             self._finish(None, "executor_error", str(error))
+        except (HostFault, OSError) as error:
+            # Nothing of the run was executed, and another host may start it.
+            self._end_everything()
+            self._finish(None, NOT_STARTED, str(error))
         else:
             if self.task_lines is not None:
                 self.task_lines.start()
@@ -134,12 +146,13 @@ class Runner:
             self._close_pipe()
 
     def _pull(self, job: Job) -> bool:
-        """Have the image on this machine; False if the job is to stop instead. Raises PullFailed, CannotContain."""
+        """Have the image on this machine; False if the job is to stop instead. Raises PullFailed, CannotContain,
+        EngineFailed."""
         engine, image, policy = contained.engine_of(job), self.link.spec["image"], self.link.spec["pull_policy"]
         self.pipe = output.start_relay(self.spool, self.link.spec["log_limit"], job.account)
         images.forget_credentials(self.state.folder)  # of an earlier runner
         auth, project = self.link.spec["registry_auth"], int(self.link.spec.get("project", 0))
-        access = images.ImageAccess(os.path.dirname(os.path.dirname(self.state.folder)))
+        access = images.ImageAccess(self.state.home)
         try:
             there = images.find(engine, image)
             is_free = there is not None and access.allows(image, there.id, project)
@@ -154,7 +167,13 @@ class Runner:
                     access.note(image, pulled.id, project, with_credentials=bool(auth), was_there=pulled == there)
                 self.image = pulled
         except EngineError as error:
-            raise contained.CannotContain(str(error)) from error
+            raise contained.blame(engine, error) from error
+        except images.PullFailed as failed:
+            if failed.fault in images.MAYBE_OF_ENGINE:
+                fault = contained.blame(engine, EngineError(str(failed)))
+                if isinstance(fault, contained.EngineFailed):
+                    raise fault from failed
+            raise
         if self.image is None:
             raise images.PullFailed(images.ImageFault.NOT_FOUND, image, "it was removed after it was pulled")
         self._write_line(f"image {image}: {self.image.digest}")
@@ -224,6 +243,7 @@ class Runner:
         disk = DiskWatch(
             lambda: [*own, *commands.folders()], commands.processes,
             limit=self.link.spec.get("disk_limit"), reserve=self.link.spec.get("disk_reserve"),
+            inode_reserve=self.link.spec.get("inode_reserve"),
         )  # fmt: skip
         running = CommandsRun(
             self.link, commands, self.shipper, disk, self.samples, self.image.digest if self.image else None, job
@@ -253,12 +273,12 @@ class Runner:
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights.
 
-        The host may have lost its sandbox since it got the job. Raises CannotStart, BadArchive, OSError.
+        The host may have lost its sandbox since it got the job. Raises CannotStart, HostFault, BadArchive, OSError.
         """
         has = isolation.CONTAINER if self.link.spec.get("image") else isolation.of_job(job.user, job.writable)
         least = self.link.spec.get("least_isolation", "")
         if not isolation.isolates(has, least):
-            raise CannotStart(f"the project requires the isolation {least!r}, and this host has {has!r} now")
+            raise HostFault(f"the project requires the isolation {least!r}, and this host has {has!r} now")
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
@@ -274,7 +294,7 @@ class Runner:
         path = self.state.path("archive.tar.gz")
         try:
             self.link.retry(lambda: self.link.client.download("archive", path))
-            with open(path, "rb") as file, acting_as(job.account):
+            with open(path, "rb") as file, among_files_of(job.account):
                 unpack(file, sha256, job.run_dir)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -372,7 +392,7 @@ class Runner:
         try:
             job = Job(self.link.spec, self.orders)
             account = job.account
-        except CannotStart as error:
+        except (CannotStart, HostFault) as error:
             say(f"artifacts can't be sent: {error}")
             return {}
         left = artifacts.Artifacts(self.link, job.run_dir, account, limits).send()

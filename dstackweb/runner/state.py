@@ -63,6 +63,11 @@ class StateDir:
         self.folder = folder
         self._lock = -1
 
+    @property
+    def home(self) -> str:
+        """The folder of the agent or server whose job this is."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dstackweb.runner import dial
-from dstackweb.runner.child import CannotStart
+from dstackweb.runner.child import CannotStart, HostFault
 from dstackweb.runner.client import backoff, is_this_machine
 from dstackweb.runner.exec_target import IDE_SOCKET, ExecTarget
 from dstackweb.runner.link import Link
@@ -174,7 +174,7 @@ class Tunnel:
                 await self._forward(stream, {"path": IDE_SOCKET})
             else:
                 await stream.close(error="this runner is older than the gateway")
-        except CannotStart as error:
+        except (CannotStart, HostFault) as error:
             await stream.close(error=str(error))
 
     async def _forward(self, stream: Stream, request: dict[str, object]) -> None:

@@ -11,10 +11,12 @@ from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.backends.hosts import inventory
+from dstackweb.backends.models import StartError
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
@@ -23,6 +25,7 @@ from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.recurrence import next_after_end
 from dstackweb.runs.shared_rows import count_undone, release_ended, shared_rows_last
+from dstackweb.runs.sick_hosts import NOT_EXECUTED, WINDOW, Execution, executes_nothing
 from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
@@ -68,8 +71,6 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
             job.claim_nonce, job.claimed_at = nonce, now
             facts = {"where": where}
             record(job.run, RunEventKind.CLAIMED, facts, node=job.node, attempt=job.attempt, at=now, is_locked=True)
-            if job.host is not None and job.host.start_failures:
-                inventory.clear_failed_starts(job.host.pk, now)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict(_("another runner has this job, or it has ended"))
     return job
@@ -77,11 +78,14 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
 
 def start_job(job_id: UUID, *, image_digest: str = "") -> None:
     """Record that the runner has started the job's commands, and the image of their container."""
+    now = timezone.now()
     with shared_rows_last():
-        job = lock_job(job_id)
+        job = lock_job(job_id, "host")
         if job.status == JobStatus.PROVISIONING:
-            move_job(job, JobStatus.RUNNING, now=timezone.now(), image_digest=image_digest)
+            move_job(job, JobStatus.RUNNING, now=now, image_digest=image_digest)
             settle_run(job.run)
+            if job.host is not None and job.host.start_failures:
+                inventory.clear_failed_starts(job.host.pk, now)
 
 
 class JobEnd(TypedDict, total=False):
@@ -95,8 +99,14 @@ class JobEnd(TypedDict, total=False):
     log_missing: int
 
 
-def report_end(job_id: UUID, reason: str, *, signalled: bool = False, **end: Unpack[JobEnd]) -> None:
+def report_end(
+    job_id: UUID, reason: str, *, signalled: bool = False, by_engine: bool = False, **end: Unpack[JobEnd]
+) -> None:
     """A runner's report that its job has ended. `signalled`: the runner itself got SIGTERM before.
+
+    A job that its host could not start ends as one that was not claimed. `by_engine`: because of the container engine,
+    for which the host gets no more jobs with an image by itself. Another cloud instance would cost money and may fail
+    the same way, so a cloud's job fails.
 
     Where that may be the end of a cloud's machine, the job stays active until the cloud has said how its machine is
     (`scheduler.cloud.watch`). An own host whose runner got the signal with its commands was shut down.
@@ -115,7 +125,22 @@ def report_end(job_id: UUID, reason: str, *, signalled: bool = False, **end: Unp
             elif job.host_id is not None and killed and signalled:
                 reason = Reason.INSTANCE_UNREACHABLE
                 end["detail"] = {"code": MessageCode.MACHINE_SHUT_DOWN, "exit_code": end.get("exit_code")}
+        if reason == Reason.NOT_CLAIMED and job.host_id is None:
+            reason = Reason.CREATING_CONTAINER_ERROR if by_engine else Reason.EXECUTOR_ERROR
         _end(job, reason, end)
+        if job.host_id is None:
+            return
+        if reason == Reason.NOT_CLAIMED and not by_engine:
+            inventory.count_failed_start(job.host_id, end.get("message", ""), timezone.now())
+        elif end.get("exit_code") in NOT_EXECUTED and _executes_nothing(job.host_id):
+            inventory.hold_back(job.host_id, StartError.COMMANDS_FAIL, timezone.now())
+
+
+def _executes_nothing(host_id: int) -> bool:
+    now = timezone.now()
+    rows = Job.objects.filter(Q(ended_at__gt=now - WINDOW) | Q(status__in=JOB_ACTIVE), started_at__gt=now - WINDOW)
+    columns = ("run_id", "run__user_id", "host_id", "started_at", "ended_at", "exit_code")
+    return executes_nothing(host_id, [Execution(*row) for row in rows.values_list(*columns)], now)
 
 
 def _ask_for_machine(job: Job, end: JobEnd) -> None:

@@ -216,6 +216,7 @@ def _limits(job: Job, spec: EffectiveSpec) -> dict[str, Any]:
         "host_memory_mib": job.host.memory_mib,
         "disk_limit": settings.DSTACKWEB_JOB_DISK_GB * GIB or None,
         "disk_reserve": settings.DSTACKWEB_DISK_RESERVE_GB * GIB or None,
+        "inode_reserve": settings.DSTACKWEB_INODE_RESERVE_PERCENT or None,
     }
 
 

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _, ngettext
 from dstackweb.backends import api_calls, registry
 from dstackweb.backends.api_calls import Api, Figures
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.hosts.inventory import is_online
+from dstackweb.backends.hosts.inventory import engine_fails, is_online
 from dstackweb.backends.kinds import ApiUsage, HealthLine
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus import selectors as samples
@@ -186,6 +186,10 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthLine]:
         )
         text = hint % host_words.start_error(host.start_error).rstrip(".。")
         yield HealthLine(name, "bad", _("held back"), text, host.held_back_at)
+    if engine_fails(host):
+        hint = _("%(engine)s (%(error)s). Runs with an image wait or go to other hosts until a try works.")
+        text = hint % {"engine": host_words.engine(host.engine), "error": host.engine.get("error", "").rstrip(".。")}
+        yield HealthLine(name, "bad", _("containers held back"), text, host.seen_at)
     if late := causes.host_tickers.get(host.name):
         yield HealthLine(name, "bad", _("its ticker is not running"), _all_late(late))
     if host.error:

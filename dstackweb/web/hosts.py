@@ -98,6 +98,10 @@ class HostLine:
         return host_words.start_error(self.of.host.start_error)
 
     @property
+    def engine_fails(self) -> bool:
+        return inventory.engine_fails(self.of.host)
+
+    @property
     def kept_text(self) -> str:
         """What is reserved: `2 GPUs, 8 CPUs, 64 GB`."""
         kept = self.of.kept

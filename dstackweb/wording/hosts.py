@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _, gettext_lazy
 
-from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEventKind, Isolation
+from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEventKind, Isolation, StartError
 from dstackweb.wording.sentence import clauses, listing, words
 from dstackweb.wording.units import cpus, gpus, mebibytes
 
@@ -110,6 +110,8 @@ _EVENTS = words(
 
 def start_error(error: str) -> str:
     """Why starts fail on a host; `error` is empty if runners start there and don't call."""
+    if error == StartError.COMMANDS_FAIL:
+        return _("commands of three runs ended within 5 s as not found or not executable (126, 127)")
     return error or _("its runners do not reach the server")
 
 

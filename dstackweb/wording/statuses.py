@@ -197,6 +197,12 @@ def out_of_disk(data: Mapping[str, Any]) -> str:
     if data.get("reserve"):
         text = _("Its host has %(free)s free, and jobs must leave %(reserve)s (DSTACKWEB_DISK_RESERVE_GB).")
         return str(text % {"free": free, "reserve": reserve})
+    if data.get("inode_reserve"):
+        text = _(
+            "Its host's disk has room for %(free)s more files, and jobs must leave room for %(reserve)s "
+            "(DSTACKWEB_INODE_RESERVE_PERCENT)."
+        )
+        return str(text % {"free": f"{data['free_inodes'] or 0:,}", "reserve": f"{data['inode_reserve']:,}"})
     if data.get("used") is None:
         return str(_("Its folders are nested too deep to be counted."))
     text = _("Its files take %(used)s; a job may have %(limit)s (DSTACKWEB_JOB_DISK_GB).")

@@ -107,6 +107,10 @@ def test_a_job_that_ran_out_of_memory_ends_with_that_reason(
         ({"used": 3 << 30, "limit": 2 << 30}, "Its files take 3 GB; a job may have 2 GB"),
         ({"free": 1 << 30, "reserve": 2 << 30}, "Its host has 1 GB free, and jobs must leave 2 GB"),
         ({"used": None, "limit": 2 << 30}, "nested too deep"),
+        (
+            {"free_inodes": 812, "inode_reserve": 1023},
+            "Its host's disk has room for 812 more files, and jobs must leave room for 1,023",
+        ),
     ],
 )
 def test_a_job_whose_files_take_too_much_ends_with_that_reason(
@@ -122,7 +126,7 @@ def test_a_job_whose_files_take_too_much_ends_with_that_reason(
 def test_the_limits_of_the_disk_come_with_the_spec(runner: Runner, settings: Any) -> None:
     settings.DSTACKWEB_JOB_DISK_GB, settings.DSTACKWEB_DISK_RESERVE_GB = 5, 0
     spec = runner.claim().json()["spec"]
-    assert (spec["disk_limit"], spec["disk_reserve"]) == (5 << 30, None)
+    assert (spec["disk_limit"], spec["disk_reserve"], spec["inode_reserve"]) == (5 << 30, None, 5)
 
 
 def test_refused_code_fails_the_run_once_and_is_not_held_against_its_host(project: Project, member: User) -> None:

@@ -148,6 +148,23 @@ def box(open_home: Path) -> Iterator[Callable[..., Box]]:
         made.api.go_down()
 
 
+@pytest.fixture
+def small_disk(open_home: Path) -> Iterator[Callable[..., Path]]:
+    """Makes a disk with room for so many files, and so many KiB; one at a time."""
+    disk = open_home / "small"
+    disk.mkdir()
+
+    def make(files: int, kib: int = 8192) -> Path:
+        if os.path.ismount(disk):
+            subprocess.run(["umount", disk], check=True)
+        options = f"size={kib}k,mode=755,nr_inodes={files + 1}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
+        return disk
+
+    yield make
+    subprocess.run(["umount", "-l", disk], check=False)
+
+
 @pytest.fixture(scope="session")
 def docker() -> Iterator[containers.Docker]:
     """One daemon for all tests of the group `containers`."""

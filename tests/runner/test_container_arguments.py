@@ -14,7 +14,7 @@ import pytest
 from dstackweb.runner import contained as containing
 from dstackweb.runner.contained import Contained
 from dstackweb.runner.container import Container, Mount, Start, VolumeRefused, arguments, exports, split_env, volume
-from dstackweb.runner.engine import Engine, EngineAway, error_of, find
+from dstackweb.runner.engine import FAILED_FILE, Engine, EngineAway, error_of, find
 from dstackweb.runner.images import ImageFault, fault_of, full_name, registry_of
 from tests.support import eventually
 
@@ -180,8 +180,10 @@ def test_an_engine_that_is_away_is_not_asked_at_each_look(tmp_path: Path, monkey
     program.write_text(f"#!/bin/sh\necho $1 >> {calls}\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     program.chmod(0o755)
     with (tmp_path / "output").open("wb") as output:
-        contained = Contained(Container(Engine("docker", str(program), ""), str(uuid4())), output.fileno(), 0, 65534)
+        made = Container(Engine("docker", str(program), ""), str(uuid4()))
+        contained = Contained(made, output.fileno(), 0, 65534, str(tmp_path))
         eventually(lambda: "start" in calls.read_text())
         attached = contained.spared()
         assert [contained.spared() for _ in range(20)] == [attached] * 20
     assert calls.read_text().split().count("inspect") == 1
+    assert "Cannot connect" in (tmp_path / FAILED_FILE).read_text(), "the host is told, too"

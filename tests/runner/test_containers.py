@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dstackweb.runner import container, images, tree
-from dstackweb.runner.engine import Engine
+from dstackweb.runner.engine import Engine, Finder
 from tests import containers
 from tests.containers import IMAGE, PASSWORD, USER, Docker
 from tests.runner.conftest import Box
@@ -229,6 +229,49 @@ def test_the_daemon_is_killed_and_the_job_goes_on_until_the_daemon_is_back(
     assert len(job.api.exits) == 1
 
 
+def test_a_run_returns_from_a_host_whose_daemon_was_killed_and_the_host_has_none_until_it_is_back(
+    contained: Callable[..., Box], docker: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker.socket)
+    running = contained("echo ready", "while :; do sleep 0.1; done")
+    finder = Finder(str(running.state.parents[1]), "docker")
+    assert finder.usable() is not None
+    running.launch()
+    running.wait_for("ready")
+    docker.kill()
+    eventually(lambda: finder.usable() is None, every=0.05)  # the runner of the container has noticed
+    assert finder.current()[1]["code"] == "failed"
+    end = ended(contained("echo never"))
+    assert (end["reason"], end["by_engine"]) == ("not_claimed", True), end
+    docker.start()
+    assert running.end(nudged=True)["reason"] == "instance_unreachable"
+    finder = Finder(str(running.state.parents[1]), "docker")
+    assert finder.current()[1]["code"] == ""
+    assert finder.usable() is not None
+    assert docker.engine.call("images", "-q", "--filter", "dangling=true") == "", "a try leaves no image"
+
+
+def test_podman_that_makes_no_container_is_the_hosts_fault_until_it_makes_one(
+    contained: Callable[..., Box], podman: Engine, tmp_path: Path
+) -> None:
+    """It lists what there is, and has no place for anything new."""
+    broken = tmp_path / "podman"
+    broken.write_text(
+        f'#!/bin/sh\n[ -e {tmp_path}/whole ] || case $1 in import | create) echo "no space left" >&2; exit 125;; esac\n'
+        f'exec {podman.program} "$@"\n'
+    )
+    broken.chmod(0o755)
+    engine = Engine("podman", str(broken))
+    contained = partial(contained, image=f"localhost/{IMAGE}", engine=engine, pull_policy="never")
+    end = ended(contained("echo never"))
+    assert (end["reason"], end["by_engine"], end["message"]) == ("not_claimed", True, "no space left"), end
+    (tmp_path / "whole").touch()
+    engine.try_out()
+    assert podman.call("ps", "-aq") == ""
+    assert podman.call("images", "-q", "--filter", "dangling=true") == ""
+    assert ended(contained("true"))["reason"] == "done_by_runner"
+
+
 def test_a_daemon_that_keeps_its_containers_is_attached_to_again(contained: Callable[..., Box], docker: Docker) -> None:
     job = contained("echo ready", "while [ ! -e on ]; do echo so far; sleep 0.1; done", "echo after", "exit 4")
     job.launch()
@@ -405,4 +448,10 @@ def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in
         lost = server.wait(server.submit("true", image="127.0.0.1:9/nothing:1"), deadline=60)
         assert (lost["status"], lost["jobs"][0]["termination_reason"]) == ("failed", "image_pull_failed")
         assert "Its host can't reach the registry of the image 127.0.0.1:9/nothing:1." in lost["status_message"]
+        docker.kill()
+        waiting = [server.submit("true", image=IMAGE) for _ in range(6)]
+        eventually(lambda: server.http.get("/hosts").json()["items"][0]["engine"]["code"], every=0.2)
+        eventually(lambda: {server.run(name)["status"] for name in waiting} <= {"submitted", "pending"}, every=0.2)
+        docker.start()
+        assert {server.wait(name, deadline=120)["status"] for name in waiting} == {"done"}
     assert docker.left() == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dstackweb.runner import disk
-from dstackweb.runner.disk import DiskWatch, TooDeep, used
+from dstackweb.runner.disk import DiskWatch, Room, TooDeep, used
+from tests.runner.api import Api
 from tests.runner.conftest import Box
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ def write(path: Path, mib: int) -> Path:
 
 
 def mib_of(*folders: Path) -> int:
-    return used([str(folder) for folder in folders]) // MIB
+    return used([str(folder) for folder in folders]).size // MIB
 
 
 def test_what_is_on_the_disk_counts_once_and_nothing_outside(tmp_path: Path) -> None:
@@ -42,8 +43,8 @@ def test_what_is_on_the_disk_counts_once_and_nothing_outside(tmp_path: Path) -> 
 def test_a_deleted_file_counts_until_it_is_closed(tmp_path: Path) -> None:
     with write(tmp_path / "hidden", 2).open("rb") as held:
         (tmp_path / "hidden").unlink()
-        assert used([str(tmp_path)]) < MIB
-        assert used([str(tmp_path)], [os.getpid()]) >= 2 * MIB, held
+        assert used([str(tmp_path)]).size < MIB
+        assert used([str(tmp_path)], [os.getpid()]).size >= 2 * MIB, held
 
 
 def test_folders_too_deep_to_be_looked_at_are_no_place_to_hide(tmp_path: Path) -> None:
@@ -70,9 +71,9 @@ def test_no_folder_stays_open(tmp_path: Path) -> None:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is free on the disk, in MiB."""
-    left = [100]
-    monkeypatch.setattr(disk, "_free", lambda folder: left[0] * MIB)
+    """What is free on the disk: MiB, and inodes of 1,000."""
+    left = [100, 1000]
+    monkeypatch.setattr(disk, "_room", lambda folder: Room(left[0] * MIB, left[1], 1000))
     return left
 
 
@@ -89,6 +90,74 @@ def test_who_goes_on_writing_where_too_little_is_free_ends(tmp_path: Path, free:
     assert watch.look(200.0) == {"free": 60 * MIB, "reserve": 64 * MIB}
     free[0] = 70
     assert watch.look(300.0) is None
+
+
+def touch(folder: Path, files: int) -> None:
+    for number in range(files):
+        (folder / f"{number}-of-{files}").touch()
+
+
+def test_who_goes_on_making_files_where_too_few_inodes_are_free_ends(tmp_path: Path, free: list[int]) -> None:
+    """And not who has many files there, makes few, or writes into the ones that it has."""
+    touch(tmp_path, 300)
+    watch = DiskWatch(lambda: [str(tmp_path)], tuple, limit=None, reserve=64 * MIB, inode_reserve=10)
+    assert watch.look(0.0) is None
+    free[1] = 90
+    assert watch.look(1.0) is None
+    touch(tmp_path, 5)
+    write(tmp_path / "0-of-5", 8)
+    assert watch.look(100.0) is None
+    touch(tmp_path, 6)
+    assert watch.look(200.0) == {"free_inodes": 90, "inode_reserve": 100}
+    free[1] = 100
+    assert watch.look(300.0) is None
+
+
+def test_who_has_taken_a_quarter_of_all_inodes_ends_once_there_are_none(tmp_path: Path, free: list[int]) -> None:
+    """They may go between two looks, before there are too few."""
+    watch = DiskWatch(lambda: [str(tmp_path)], tuple, limit=None, reserve=None, inode_reserve=5)
+    touch(tmp_path, 240)
+    free[1] = 0
+    assert watch.look(0.0) is None
+    touch(tmp_path, 2)
+    assert watch.look(100.0) is None
+    (tmp_path / "more").mkdir()
+    touch(tmp_path / "more", 7)
+    free[1] = 1
+    assert watch.look(200.0) == {"free_inodes": 1, "inode_reserve": 50}, "or takes more then"
+    watch = DiskWatch(lambda: [str(tmp_path)], tuple, limit=None, reserve=None, inode_reserve=5)
+    free[1] = 0
+    assert watch.look(300.0) == {"free_inodes": 0, "inode_reserve": 50}
+
+
+def test_a_file_system_that_makes_inodes_at_need_has_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_room", lambda folder: Room(100 * MIB, 0, 0))
+    watch = DiskWatch(lambda: [str(tmp_path)], tuple, limit=None, reserve=64 * MIB, inode_reserve=5)
+    touch(tmp_path, 100)
+    assert watch.look(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "commands"),
+    [
+        (0, "seq 3000 | xargs touch 2> /dev/null || sleep 60"),
+        (1880, "i=0; while :; do i=$((i+1)); touch f$i 2> /dev/null; sleep 0.01; done"),
+    ],
+    ids=["alone and at once", "beside others, one by one"],
+)
+@pytest.mark.needs("root")
+def test_a_job_that_uses_up_the_inodes_of_its_disk_ends_with_out_of_disk(
+    small_disk: Callable[[int], Path], others: int, commands: str
+) -> None:
+    place = small_disk(2000)
+    touch(place, others)
+    job = Box(place, Api(f"touch kept; {commands}", inode_reserve=5))
+    job.launch()
+    end: dict[str, Any] = job.end()
+    job.api.go_down()
+    assert end["reason"] == "out_of_disk"
+    assert end["disk"]["inode_reserve"] == 100 > end["disk"]["free_inodes"]
+    assert (job.run_dir / "kept").exists()
 
 
 def test_a_job_over_its_limit_ends_with_out_of_disk(box: Callable[..., Box]) -> None:

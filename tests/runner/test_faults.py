@@ -7,12 +7,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.runner.api import Api
 from tests.runner.conftest import Box, runs
+from tests.runner.test_artifacts import LIMITS
 from tests.runner.test_jobs import packed
 from tests.support import eventually
 
@@ -221,6 +225,34 @@ def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_reports_it(box: MakeB
     (job.state / "lock").symlink_to("/dev/full")
     assert job.launch() == {"error": "[Errno 28] No space left on device"}
     (job.state / "lock").unlink()  # endless for whoever reads it
+
+
+@pytest.mark.slow
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("what", ["inodes", "space"])
+def test_a_full_disk_never_fails_a_run_whatever_the_step(small_disk: Callable[..., Path], what: str) -> None:
+    """Each number of free inodes, or blocks, ends the start at another step."""
+    ends = []
+    for free in range(0, 60, 1 if what == "inodes" else 4):
+        disk = small_disk(free) if what == "inodes" else small_disk(100, kib=4 * free + 4)
+        job = Box(disk, Api("echo up", ": " + "x" * 100_000, artifacts=LIMITS))
+        job.api.ship(packed({"a": b"code", "b/c": b"more"}))
+        if "pid" not in (answer := job.launch()):
+            assert "No space left on device" in str(answer["error"])
+            ends.append("not launched")
+            job.api.go_down()
+            continue
+        eventually(lambda job=job: job.api.exit or job.api.count("started"), every=0.02)
+        if job.api.count("started"):  # the output of commands waits for space
+            subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        end = job.end()
+        job.api.go_down()
+        ends.append(end["reason"])
+        if end["reason"] == "done_by_runner":
+            break
+        assert (end["reason"], "No space left on device" in end["message"]) == ("not_claimed", True), (free, end)
+        assert b"up" not in job.api.log, "no command was executed"
+    assert set(ends) == {"not launched", "not_claimed", "done_by_runner"}
 
 
 def test_on_a_full_disk_the_end_is_still_reported(box: MakeBox) -> None:

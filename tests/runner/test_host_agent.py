@@ -15,6 +15,7 @@ import pytest
 
 from dstackweb.runner import host_agent
 from dstackweb.runner.client import Refused, Unreachable
+from dstackweb.runner.engine import FAILED_FILE, note_failed
 from dstackweb.runner.host_agent import Cleanup, HostAgent
 from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs
 from dstackweb.runner.machine import GpuProbe, Probe
@@ -99,6 +100,22 @@ def test_the_machine_is_registered_first_and_again_only_when_the_server_wants_it
         True,
         "shared",
     )
+
+
+def test_a_broken_engine_is_reported_with_the_next_exchange_though_the_probe_is_older(
+    make: Make, tmp_path: Path
+) -> None:
+    docker = {"name": "docker", "version": "28", "code": "", "error": "", "volumes": []}
+    agent, api = make(IDLE)
+    agent.background.current = lambda: Probe(4, 4096, (), "boot", engine=docker)  # type: ignore[union-attr, method-assign]
+    agent._turn()
+    note_failed(str(tmp_path), "no space")
+    agent._turn()
+    assert agent._complete("1", "t")["engine"] is None
+    (tmp_path / FAILED_FILE).unlink()  # a try has worked
+    agent._turn()
+    facts = [(body["engine"]["code"], body["starting"]) for path, body in api.calls if path == "facts"]
+    assert facts == [("", True), ("failed", False), ("", False)]
 
 
 def test_a_removed_host_exits_and_a_refused_one_continues_with_a_new_token(make: Make, tmp_path: Path) -> None:

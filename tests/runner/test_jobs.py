@@ -173,7 +173,7 @@ def test_a_failing_setup_snippet_fails_the_job_before_its_commands(box: MakeBox)
     job = box("echo never", setup="sleep 60 & echo 'no such module: cuda' >&2; exit 4")
     job.launch()
     end = job.end()
-    assert (end["exit_code"], end["reason"]) == (None, "executor_error")
+    assert (end["exit_code"], end["reason"]) == (None, "not_claimed"), "the snippet is the host's, not the run's"
     assert end["message"] == "the host's set-up snippet failed with 4: no such module: cuda"
     assert job.api.log == b""
     assert job.processes() == set()
@@ -258,7 +258,8 @@ def test_an_unknown_user_is_refused(box: MakeBox) -> None:
     job = box("echo never")
     job.orders["user"] = "no-such-user"
     job.launch()
-    assert job.end()["message"] == "this host has no user 'no-such-user' to run jobs as"
+    end = job.end()
+    assert (end["reason"], end["message"]) == ("not_claimed", "this host has no user 'no-such-user' to run jobs as")
 
 
 READ_PARENT = "exec 2>&1; set +e; cat /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$PPID/fd"

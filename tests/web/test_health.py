@@ -102,6 +102,16 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
 
 
 @pytest.mark.django_db
+def test_a_host_whose_container_engine_fails_is_named_and_not_one_without_a_daemon() -> None:
+    away = {"name": "docker", "version": "", "code": "away", "error": "no daemon", "volumes": []}
+    make_host("gpu-1", engine=away)
+    make_host("gpu-2", engine={**away, "code": "failed", "error": "no space left on device"})
+    (held,) = (check for check in causes() if check.value == "containers held back")
+    assert held.name == "Host gpu-2"
+    assert held.hint.startswith("Docker: it can't be used (no space left on device).")
+
+
+@pytest.mark.django_db
 def test_gpus_that_are_missing_hot_or_unreadable_are_named_by_host() -> None:
     assert not list(health_checks.gpu_checks())
     hosts = [make_host(name, gpus=3) for name in ("gpu-1", "gpu-2", "gpu-3")]

@@ -15,7 +15,17 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.fit import HOSTS, GpuView, HostView
-from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind, Isolation, Ports
+from dstackweb.backends.models import (
+    Backend,
+    EngineCode,
+    Gpu,
+    Host,
+    HostEvent,
+    HostEventKind,
+    Isolation,
+    Ports,
+    StartError,
+)
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
@@ -54,6 +64,11 @@ def may_leave(host: Host) -> bool:
 def runs_containers(host: Host) -> bool:
     """Whether the host has a container engine that can be used."""
     return bool(host.engine) and not host.engine.get("code")
+
+
+def engine_fails(host: Host) -> bool:
+    """Whether the host's container engine failed a job, or its version: it gets no jobs with an image."""
+    return bool(host.engine.get("name")) and host.engine.get("code") == EngineCode.FAILED
 
 
 def host_views(backend: Backend | None = None) -> list[HostView]:
@@ -250,6 +265,12 @@ def count_failed_start(host_id: int, error: str, now: dt.datetime) -> None:
     if host.filter(start_failures__gte=HOLD_BACK_AFTER, held_back_at=None).update(held_back_at=now):
         data = {"error": error, "failures": host.values_list("start_failures", flat=True).get()}
         HostEvent.objects.create(host_id=host_id, kind=HostEventKind.HELD_BACK, at=now, data=data)
+
+
+def hold_back(host_id: int, error: StartError, now: dt.datetime) -> None:
+    """Give a host no more jobs until a start without a job works, or an admin says so. Call it as the above."""
+    if Host.objects.filter(pk=host_id, held_back_at=None).update(held_back_at=now, start_error=error):
+        HostEvent.objects.create(host_id=host_id, kind=HostEventKind.HELD_BACK, at=now, data={"error": error})
 
 
 def note_failed_probe(host_id: int, error: str) -> None:

@@ -84,13 +84,14 @@ def _job_path(path: str, job_user: str, _moment: float) -> str:
 def engine() -> Finder:
     """This machine's container engine, as found by this process."""
     return Finder(
-        settings.DSTACKWEB_ENGINE, network=settings.DSTACKWEB_CONTAINER_NETWORK, volumes=settings.DSTACKWEB_JOB_VOLUMES
-    )
+        str(settings.DSTACKWEB_HOME), settings.DSTACKWEB_ENGINE,
+        network=settings.DSTACKWEB_CONTAINER_NETWORK, volumes=settings.DSTACKWEB_JOB_VOLUMES,
+    )  # fmt: skip
 
 
 def engine_orders(image: str | None) -> dict[str, object] | None:
     """What a runner needs to know of the container engine; None for a job without an image, or without an engine."""
-    found = engine().current()[0] if image else None
+    found = engine().usable() if image else None
     return found.stored() if found else None
 
 

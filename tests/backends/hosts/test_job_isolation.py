@@ -350,7 +350,7 @@ def test_a_job_whose_project_requires_a_sandbox_does_not_start_without(launch: L
     api, folder = launch(7, "touch here", least_isolation="sandbox", writable=NO_SANDBOX)
     output(api)
     assert api.exit is not None
-    assert api.exit["reason"] == "executor_error"
+    assert api.exit["reason"] == "not_claimed"
     assert api.exit["message"] == "the project requires the isolation 'sandbox', and this host has 'project' now"
     assert not (folder / "here").exists()
 

@@ -107,6 +107,21 @@ def test_an_instance_without_idle_time_terminates_with_its_job(
     assert fake.terminated == ["i-0"]
 
 
+@pytest.mark.parametrize(
+    ("by_engine", "reason"), [(False, Reason.EXECUTOR_ERROR), (True, Reason.CREATING_CONTAINER_ERROR)]
+)
+def test_a_job_that_its_instance_cannot_start_fails_before_it_costs_another_instance(
+    project: Project, member: User, fake: FakeCloud, by_engine: bool, reason: Reason
+) -> None:
+    job = running(paid(project, member), fake)
+    attempts.report_end(job.pk, Reason.NOT_CLAIMED, message="no space", by_engine=by_engine)
+    job.refresh_from_db()
+    assert job.termination_reason == reason
+    assert Run.objects.get(pk=job.run_id).status == RunStatus.FAILED
+    fake.tick(10)
+    assert fake.terminated == ["i-0"]
+
+
 def test_an_instance_of_a_deleted_backend_is_not_kept_for_reuse(
     project: Project, member: User, fake: FakeCloud
 ) -> None:

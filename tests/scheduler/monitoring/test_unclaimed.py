@@ -8,11 +8,11 @@ import pytest
 from django.utils import timezone
 from pytest_django import Settings
 
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import Project, Role, User
 from dstackweb.backends.hosts import inventory, local
 from dstackweb.backends.models import Host, HostEvent
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs import attempts
+from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
@@ -128,6 +128,75 @@ def test_a_successful_trial_start_releases_the_host_and_one_more_failure_holds_i
     inventory.count_failed_start(broken.pk, "no space", timezone.now())
     assert hosts.is_held_back("box-1")
     assert events() == ["held_back", "takes_jobs", "held_back"]
+
+
+def fail_to_start(job: Job, **report: bool) -> None:
+    """What a runner reports that has claimed its job and can't start the commands on this host."""
+    attempts.claim_job(job.pk, "nonce", "here")
+    attempts.report_end(job.pk, Reason.NOT_CLAIMED, message="[Errno 28] No space left on device", **report)
+
+
+def test_a_host_that_fails_what_it_has_claimed_is_held_back_and_fails_no_run(project: Project, member: User) -> None:
+    host = make_host()
+    runs = [make_run(project, member) for _ in range(3)]
+    for run in runs:
+        place_all()
+        before = fresh(run)
+        fail_to_start(placed_job(run))
+        after = fresh(run)
+        assert (after.status, after.attempt, after.rank) == (RunStatus.SUBMITTED, 2, before.rank)
+        assert not Allocation.objects.filter(job__run=run).exists()
+    host.refresh_from_db()
+    assert host.held_back_at is not None
+    assert host.start_error == "[Errno 28] No space left on device"
+    assert events() == ["held_back"]
+    assert place_all() == 0
+    assert list(differences()) == []
+
+
+def test_only_a_start_of_the_commands_ends_the_row_of_failures(project: Project, member: User) -> None:
+    host = make_host()
+    inventory.count_failed_start(host.pk, "no", timezone.now())
+    run = make_run(project, member)
+    place_all()
+    attempts.claim_job(placed_job(run).pk, "nonce", "here")
+    host.refresh_from_db()
+    assert host.start_failures == 1
+    attempts.start_job(placed_job(run).pk)
+    host.refresh_from_db()
+    assert host.start_failures == 0
+
+
+def test_a_node_that_cannot_start_returns_the_whole_run_before_any_has_started(project: Project, member: User) -> None:
+    make_host("box-1", cpus=2)
+    make_host("box-2", cpus=2)
+    run = make_run(project, member, nodes=2, resources={"cpu": 2})
+    place_all()
+    attempts.claim_job(placed_job(run, 0).pk, "first", "here")
+    fail_to_start(placed_job(run, 1))
+    assert fresh(run).status == RunStatus.TERMINATING
+    attempts.report_end(placed_job(run, 0).pk, Reason.TERMINATED_BY_SERVER)
+    assert (fresh(run).status, fresh(run).attempt) == (RunStatus.SUBMITTED, 2)
+
+
+def test_a_run_whose_start_failed_after_a_stop_stays_stopped(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member)
+    place_all()
+    attempts.claim_job(placed_job(run).pk, "nonce", "here")
+    services.stop(fresh(run), member, Role.MEMBER)
+    attempts.report_end(placed_job(run).pk, Reason.NOT_CLAIMED, message="no space")
+    assert fresh(run).status == RunStatus.TERMINATED
+
+
+def test_a_broken_engine_returns_its_runs_without_counting_against_its_host(project: Project, member: User) -> None:
+    host = make_host()
+    run = make_run(project, member)
+    place_all()
+    fail_to_start(placed_job(run), by_engine=True)
+    assert fresh(run).status == RunStatus.SUBMITTED
+    host.refresh_from_db()
+    assert (host.start_failures, host.held_back_at) == (0, None)
 
 
 def test_unclaimed_jobs_of_an_offline_host_are_requeued(project: Project, member: User) -> None:

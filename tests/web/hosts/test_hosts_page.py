@@ -145,6 +145,12 @@ def test_the_page_with_a_join_command_polls_the_list_of_hosts(root: Client) -> N
     assert re.findall(r'id="hosts" hx-get="([^"]+)"', made) == [HOSTS]
 
 
+def test_a_host_whose_container_engine_fails_says_that_its_containers_are_held_back(root: Client) -> None:
+    engine = {"name": "docker", "version": "", "code": "failed", "error": "no space left on device", "volumes": []}
+    make_host("box-1", engine=engine)
+    assert '<span class="dw-tag dw-tag-bad" title="no space left on device">containers held back</span>' in page(root)
+
+
 def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, ann: User, as_user: SignIn) -> None:
     host = make_host("box-1")
     for _ in range(inventory.HOLD_BACK_AFTER):

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
@@ -99,6 +99,7 @@ class HostPresence:
         """Write what is due. Database errors are logged and retried. Raises HasLeft."""
         if seen is None:
             return
+        seen = replace(seen, engine=local.engine().report(seen.engine))
         try:
             close_old_connections()
             arrangement = _arrangement()
