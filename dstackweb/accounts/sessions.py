@@ -69,7 +69,7 @@ class SessionStore(db.SessionStore):
 
 
 def _stored(key: str) -> str:
-    """What a row has of a cookie's key: of its SHA-256 what the column takes."""
+    """Return what a row has of a cookie's key: of its SHA-256 what the column takes."""
     return digest(key)[:40]
 
 

@@ -12,7 +12,7 @@ from dstackweb.gateway.places import Places
 
 HEADERS_MOST = 16 * 1024
 IDLE_S = 75.0
-"""How long a connection may wait for the next request, and for the whole of its headers; nginx waits for 60 s."""
+"""Longest wait for a connection's next request, and for the whole of its headers; nginx waits for 60 s."""
 STOP_S = 3.0
 
 # A request that is none is nobody's error here, and anyone can send any number.

@@ -34,7 +34,7 @@ INPUT_MOST = 128 * 1024
 
 
 class FailedKeys:
-    """How many keys led nowhere, by network."""
+    """Number of keys that led nowhere, by network."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}

@@ -75,7 +75,7 @@ class Seldom:
         self._times, self._said_at = 0, float("-inf")
 
     def note(self, *values: object) -> None:
-        """It happened again; `values` are for the text's placeholders."""
+        """Note that it happened again; `values` are for the text's placeholders."""
         self._times += 1
         if (now := time.monotonic()) - self._said_at >= SELDOM_S:
             self._log.warning(f"%d {self._text}", self._times, *values)

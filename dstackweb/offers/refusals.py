@@ -21,13 +21,13 @@ from dstackweb.backends.models import Backend, Instance
 from dstackweb.offers import store
 
 REFUSED_S = 60.0
-"""How long an offer of a cloud is not ordered after a refusal."""
+"""Seconds after a refusal in which an offer of a cloud is not ordered."""
 ENGINE_REFUSED_S = 5.0
 """The same for a cluster, which has room again as soon as any job ends."""
 SETTINGS_REFUSED_S = 600.0
 """The longest time after refusals that settings or permissions cause. It starts at REFUSED_S and doubles."""
 REMEMBERED_S = 3600.0
-"""How long an answer is stored."""
+"""Seconds for which an answer is stored."""
 PASSING = (LaunchFailure.NO_CAPACITY, LaunchFailure.QUOTA, LaunchFailure.SPOT_PRICE)
 """Refusals that end without a change of settings."""
 SKEW_S = 5.0

@@ -35,7 +35,7 @@ CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
 HOST_ERRORS = frozenset(
     {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOTCONN}
 )
-"""What the names and rights of a job's own files never cause."""
+"""Errors that the names and rights of a job's own files never cause."""
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class TooDeep(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """What files take; `size` is in bytes."""
+    """Room that files take; `size` is in bytes."""
 
     size: int
     inodes: int
@@ -49,7 +49,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Room:
-    """What a disk has: `free` bytes, and inodes, of which there are 0 where the file system makes them at need."""
+    """Room of a disk: `free` bytes, and inodes, of which there are 0 where the file system makes them at need."""
 
     free: int
     free_inodes: int
@@ -120,7 +120,7 @@ class DiskWatch:
 
 
 def used(folders: Sequence[str], processes: Collection[int] = ()) -> Usage:
-    """What all files in these folders take, and files without a name that these processes have open.
+    """Sum up what all files in these folders take, and files without a name that these processes have open.
 
     Links are not followed, and other file systems are left out. Raises TooDeep.
     """

@@ -21,7 +21,7 @@ from dstackweb.runner.state import say
 
 CALL_S = 60.0
 FOUND_FOR_S, AWAY_FOR_S, FAILED_FOR_S = 300.0, 30.0, 10.0
-"""How long a host believes that its engine is there, away, or still as broken as a job has found it."""
+"""Time for which a host believes that its engine is there, away, or still as broken as a job has found it."""
 FAILED_FILE = "engine-failed"
 """In the home of a host's jobs, with what the engine said to a job. It is there until the engine makes a container."""
 NAMES = ("docker", "podman")
@@ -109,7 +109,7 @@ class Engine:
         return words[-1]
 
     def call(self, *arguments: str, timeout_s: float = CALL_S, pass_fds: Sequence[int] = (), stdin: bytes = b"") -> str:
-        """What the engine's command prints. Raises EngineAway, EngineError."""
+        """Return what the engine's command prints. Raises EngineAway, EngineError."""
         try:
             done = subprocess.run(
                 [self.program, *arguments], env=self.environment(), pass_fds=pass_fds, input=stdin,
@@ -218,7 +218,7 @@ class Finder:
         return self.current()[0] if self._failure() is None else None
 
     def report(self, seen: Mapping[str, Any]) -> dict[str, Any]:
-        """What the host is to report of its engine: as `seen` lately, unless a job has found since that it fails."""
+        """Return the host's report of its engine: as `seen` lately, unless a job has found since that it fails."""
         failure = self._failure()
         if failure is None or not seen or seen.get("code"):
             return dict(seen)

@@ -74,7 +74,7 @@ class HostAgent:
         self.written: dict[str, Any] | None = None
         self.sending: list[tuple[float, nvml.Snapshot]] = []
         self.tickets: list[dict[str, Any]] | None = None
-        """What a restored server has asked for and has not got yet; None while it does not ask."""
+        """Tickets that a restored server has asked for and has not got yet; None while it does not ask."""
         self.busy_until = self.next_probe = self.next_empty = 0.0
         self.failures = 0
         self.refusal, self.refused_at = "", 0.0

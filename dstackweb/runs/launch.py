@@ -167,7 +167,7 @@ def _sweep(run: Run) -> dict[str, str]:
 
 
 def _ide(run: Run, spec: EffectiveSpec) -> dict[str, str]:
-    """What JupyterLab asks of those who connect; by a variable, since all users of a host see arguments."""
+    """Return JupyterLab's token as a variable, since all users of a host see arguments."""
     return {"JUPYTER_TOKEN": ide_token(run.uid)} if spec.ide == Ide.JUPYTER else {}
 
 
@@ -251,7 +251,7 @@ def ide_token(run_uid: UUID) -> str:
 
 
 class Ticket(TypedDict):
-    """What a job is a node of, and what it got of its host: what its row says, for a database that has lost it."""
+    """Run and node of a job, and what it got of its host: what its row says, for a database that has lost it."""
 
     job: str
     run: str
@@ -275,7 +275,7 @@ def ticket(job: Job, nodes: int) -> str:
 
 
 def read_ticket(text: str) -> Ticket | None:
-    """What `ticket` has signed; None for any other string."""
+    """Return what `ticket` has signed; None for any other string."""
     try:
         values: Ticket = signing.loads(text, salt=TICKET_SALT)
     except signing.BadSignature:

@@ -232,7 +232,7 @@ STOP_OF_RUN: dict[str, str] = {
     Reason.TERMINATED_BY_USER: Reason.STOPPED_BY_USER,
     Reason.ABORTED_BY_USER: Reason.ABORTED_BY_USER,
 }
-"""Why a run was stopped, by the reason of its jobs, which alone say so where a restored database has lost the stop."""
+"""Reason of a stopped run by that of its jobs, which alone say so where a restored database has lost the stop."""
 
 
 def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome | None:

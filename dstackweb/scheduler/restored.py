@@ -38,7 +38,7 @@ from dstackweb.scheduler.placement.after_restore import StartedJob, Step, decide
 log = logging.getLogger(__name__)
 
 WAIT_S = 60.0
-"""How long hosts are waited for, in the watcher's time: since the restore, or since the last run was taken back."""
+"""Longest wait for hosts, in the watcher's time: since the restore, or since the last run was taken back."""
 SHARED = ("attempt", "node", "nodes", "cpus", "memory_mib", "nonce", "ended")
 """Fields that a StartedJob has as they are stored."""
 REPORTS_AT_ONCE = 100

@@ -41,7 +41,7 @@ class Step(Enum):
 def decide(
     status: str, attempt: int, jobs: Collection[StartedJob], *, is_last: bool
 ) -> tuple[Step, Sequence[StartedJob]]:
-    """What to do about the unknown `jobs` of a run, and with which of them. `is_last`: nothing is waited for any more.
+    """Decide what to do about the unknown `jobs` of a run, and with which of them. `is_last`: the wait is over.
 
     Only the newest attempt counts: one begins when all jobs of the one before have ended.
     """
