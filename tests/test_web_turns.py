@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
-from dstackweb.web_turns import SHORT_S, TOGETHER, FairQueue, Turns, client_of, is_vital
+from dstackweb.web_turns import SHORT_S, SPARE, TOGETHER, FairQueue, Turns, client_of, is_vital
 from dstackweb.web_worker import Channel, WaitressWorker
 from tests.support import eventually
 from tests.test_web_limits import parse
@@ -201,7 +201,7 @@ def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
 
 def test_requests_that_wait_for_something_keep_no_other_waiting() -> None:
     arrived, go = list[str](), threading.Event()
-    with serving(waiting(arrived, go), threads=TOGETHER + 2) as server, contextlib.ExitStack() as stack:
+    with serving(waiting(arrived, go), threads=TOGETHER + 2 + SPARE) as server, contextlib.ExitStack() as stack:
         for who in "abcd"[: TOGETHER + 2]:
             ask(stack, server, who)
         eventually(lambda: len(arrived) == TOGETHER + 2)
