@@ -22,9 +22,9 @@ LOOK_S, PAUSE_FACTOR = 0.2, 20.0
 """How often free space is looked at, and how much longer than a look at all files the next one waits."""
 FILES_S = 5.0
 SHARE = 16
-"""Of the room to leave free a job may take so much less once it is reached."""
+"""A job may take a SHARE-th of the room to leave free once that is reached."""
 MANY = 4
-"""Where no inode is left, a job with one of so many ends: it may have taken them between two looks."""
+"""A job with a MANY-th of all inodes ends where none is left: it may have taken them between two looks."""
 DEPTH = 100
 """Deeper folders are not looked into: jobs could hide files there. They count as too much."""
 LINKS = 100_000

@@ -23,7 +23,7 @@ CALL_S = 60.0
 FOUND_FOR_S, AWAY_FOR_S, FAILED_FOR_S = 300.0, 30.0, 10.0
 """Time for which a host believes that its engine is there, away, or still as broken as a job has found it."""
 FAILED_FILE = "engine-failed"
-"""In the home of a host's jobs, with what the engine said to a job. It is there until the engine makes a container."""
+"""File in the home of a host's jobs with the engine's answer to a job, until the engine makes a container."""
 NAMES = ("docker", "podman")
 EMPTY_TAR = bytes(10_240)
 _AWAY = ("cannot connect to the docker daemon", "error during connect", "is the docker daemon running",

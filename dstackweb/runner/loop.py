@@ -46,7 +46,7 @@ ENGINE_AGAIN_S = 2.0
 """How long until an engine that can't say what is left of a job is asked again."""
 
 NOT_STARTED = "not_claimed"
-"""Why a job ends that its host could not start: as one that no runner claimed, its run goes back to its place."""
+"""Reason of a job that its host could not start: its run goes back to its place."""
 
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""

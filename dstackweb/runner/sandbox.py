@@ -70,8 +70,9 @@ def wrapped(
 
 
 def settled(writable: Sequence[str], ids: Collection[int]) -> list[str]:
-    """Those folders, by their real paths, that are there and that no user of jobs (`ids`) could have put a link in the
-    place of: root would mount what it leads to. One in another of them comes with that.
+    """Return the real paths of folders that no user of jobs (`ids`) could have replaced by a link for root to follow.
+
+    Missing folders are left out, and so are those inside another one, which come with it.
     """
     found = []
     for folder in writable:
